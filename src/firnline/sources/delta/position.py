@@ -21,6 +21,7 @@ class DeltaPosition:
         version: every version up to this one is read, apart from `left`.
         reading: a later version that is read in part.
         files: the number of files of `reading` that are read, apart from `left`.
+        changes: `reading` is read as changes, also if it undoes others.
         snapshot: `reading` stands for all rows that the table had in that version, not for one commit.
         since: versions up to this one were never to be read.
         left: parts of files that were planned and not read.
@@ -33,6 +34,7 @@ class DeltaPosition:
     version: int = -1
     reading: int | None = None
     files: int = 0
+    changes: bool = False
     snapshot: bool = False
     since: int = -1
     left: tuple[dict[str, Json], ...] = ()
@@ -55,6 +57,7 @@ class DeltaPosition:
             "table_id": self.id,
             "version": self.version,
             **({"reading": self.reading, "files": self.files} if self.reading is not None else {}),
+            **({"changes": True} if self.changes else {}),
             **({"snapshot": True} if self.snapshot else {}),
             **({"since": self.since} if self.since >= 0 else {}),
             **({"left": list(self.left)} if self.left else {}),
@@ -73,6 +76,7 @@ class DeltaPosition:
                 version=int(value["version"]),
                 reading=None if reading is None else int(reading),
                 files=int(value.get("files", 0)),
+                changes=bool(value.get("changes", False)),
                 snapshot=bool(value.get("snapshot", False)),
                 since=int(value.get("since", -1)),
                 left=tuple(dict(item) for item in value.get("left", ())),

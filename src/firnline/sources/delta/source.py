@@ -146,7 +146,7 @@ class DeltaSource(Source):
 
     def _refresh(self, at: DeltaPosition) -> int:
         """Read new versions; returns the newest one, or -1 if there is no table yet."""
-        newest = self._log.refresh(at.reached if at.id is not None else -1, at.id)
+        newest = self._log.refresh(at.reached, at.id)
         self._is_missing = newest < 0
         if newest < 0 and at.id is not None:
             raise SourceError(
@@ -169,14 +169,17 @@ class DeltaSource(Source):
             return chosen, at, in_order
         versions, as_changes = self._find_unread(at, newest)
         if at.reading is not None:
-            files = self._files_of(at.reading, snapshot=at.snapshot, as_changes=self._reads_changes(at))
+            files = self._files_of(at.reading, snapshot=at.snapshot, as_changes=at.changes)
             in_order = in_order or any("change" in item for item in files)
             at = self._take(chosen, at, at.reading, files[at.files :])
         for number in versions:
             if at.reading is not None or chosen.is_full:
                 break
+            if number <= at.since:
+                at = replace(at, version=number)
+                continue
             version = self._log.get(number)
-            is_change = as_changes and version.kind is not Kind.EMPTY or version.kind is Kind.CHANGE
+            is_change = version.kind is Kind.CHANGE or (as_changes and version.kind in (Kind.UNDO, Kind.REPLACE))
             if is_change and self._feeds:
                 in_order = True
             elif is_change and self._options.on_change == "fail":
@@ -186,10 +189,11 @@ class DeltaSource(Source):
             elif is_change:
                 self._log_ignored(version)
                 at = replace(at, ignored=at.ignored + 1)
-            if number <= at.since or not (version.has_rows or (is_change and self._feeds)):
+            if not version.has_rows and not (is_change and self._feeds):
                 at = replace(at, version=number)
                 continue
-            at = self._take(chosen, at, number, self._files_of(number, as_changes=is_change))
+            files = self._files_of(number, as_changes=is_change)
+            at = self._take(chosen, replace(at, changes=is_change), number, files)
         return chosen, at, in_order
 
     def _take(self, chosen: Slice, at: DeltaPosition, number: int, files: Sequence[Item]) -> DeltaPosition:
@@ -199,15 +203,7 @@ class DeltaSource(Source):
             if not chosen.take(item):
                 return replace(at, reading=number, files=taken)
             taken += 1
-        return replace(at, version=number, reading=None, files=0, snapshot=False)
-
-    def _reads_changes(self, at: DeltaPosition) -> bool:
-        """Return whether the version that is read in part is read as changes."""
-        assert at.reading is not None
-        if not self._feeds or at.snapshot:
-            return False
-        version = self._log.get(at.reading)
-        return version.kind in (Kind.CHANGE, Kind.UNDO, Kind.REPLACE)
+        return replace(at, version=number, reading=None, files=0, snapshot=False, changes=False)
 
     def _find_unread(self, at: DeltaPosition, newest: int) -> tuple[list[int], bool]:
         """Return the versions to read next, in order, and whether those that undo others are read as changes.
@@ -379,11 +375,11 @@ class DeltaSource(Source):
                 return Backlog(0, 0)
             files, size = len(at.left), sum(size_of(item) for item in at.left)
             if at.reading is not None:
-                rest = self._files_of(at.reading, snapshot=at.snapshot, as_changes=self._reads_changes(at))[at.files :]
+                rest = self._files_of(at.reading, snapshot=at.snapshot, as_changes=at.changes)[at.files :]
                 files, size = files + len(rest), size + sum(size_of(item) for item in rest)
             for number in self._find_unread(at, newest)[0]:
                 version = self._log.get(number)
-                if number > at.since and (version.has_rows or (self._feeds and version.kind is Kind.CHANGE)):
+                if number > at.since and (version.has_rows or (self._feeds and version.kind is not Kind.EMPTY)):
                     files, size = files + max(1, version.files), size + version.size_bytes
             return Backlog(files, size)
 

@@ -112,7 +112,7 @@ class TableLog:
                 return -1
             if table_id is not None and self.table_id != table_id:
                 raise self._replaced(f"its id is {self.table_id}, and {table_id} was read")
-            if after > self._newest:
+            if table_id is not None and after > self._newest:
                 raise self._replaced(f"its newest version is {self._newest}, and version {after} was read")
             self._load(after + 1, self._newest)
         except OSError as error:

@@ -1,9 +1,9 @@
-"""Samples of files, for `dry-run`: reads the start of files that are spread over a slice, as a worker would."""
+"""Samples of files, for `dry-run`: reads the start of inputs that are spread over a slice, as a worker would."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -12,10 +12,18 @@ from firnline.ndjson import add_counts
 from firnline.ndjson.infer import Counts
 from firnline.rescued import Rescued
 from firnline.schema import RESCUED_COLUMN
-from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, RestartError, Rows, Sample, SourcePlan, Split
+from firnline.sources.base import (
+    MAIN_PORT,
+    Budget,
+    ReadColumns,
+    RestartError,
+    Rows,
+    Sample,
+    SourcePlan,
+    Split,
+    SplitReader,
+)
 from firnline.sources.columns import Columns
-from firnline.sources.files.messages import FileReaderSettings
-from firnline.sources.files.reader import FileReader
 from firnline.types import Json
 
 SAMPLE_FILES = 50
@@ -61,8 +69,8 @@ def spread(count: int, wanted: int) -> list[int]:
     return sorted({number * (count - 1) // (wanted - 1) for number in range(wanted)})
 
 
-def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Columns) -> Sample:
-    """Decode the start of files of a plan; small ones whole.
+def sample_inputs(open_reader: Callable[[Split], SplitReader], plan: SourcePlan, columns: Columns) -> Sample:
+    """Decode the start of inputs of a plan; small ones whole. Their outcomes say whether they were `finished`.
 
     Raises:
         SchemaError, BadRecordsError: a record does not fit, and the spec says that this stops the epoch.
@@ -71,7 +79,7 @@ def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Column
     chosen = [inputs[index] for index in spread(len(inputs), SAMPLE_FILES)]
     tally = _Tally(columns.decoded, complete=len(chosen) == len(inputs))
     for item in chosen:
-        _sample_file(settings, item, columns, SAMPLE_BYTES // len(chosen), tally)
+        _sample_input(open_reader, item, SAMPLE_BYTES // len(chosen), tally)
     return Sample(
         columns={MAIN_PORT: ReadColumns(tally.schema, {path: dict(counts) for path, counts in tally.kinds.items()})},
         files=tally.files,
@@ -87,11 +95,11 @@ def sample_files(settings: FileReaderSettings, plan: SourcePlan, columns: Column
     )
 
 
-def _sample_file(
-    settings: FileReaderSettings, item: dict[str, Json], columns: Columns, max_bytes: int, tally: _Tally
+def _sample_input(
+    open_reader: Callable[[Split], SplitReader], item: dict[str, Json], max_bytes: int, tally: _Tally
 ) -> None:
     split = Split([item], max_records=_NO_LIMIT, max_bytes=max_bytes, max_output_files=_NO_LIMIT)
-    reader = FileReader(settings.to_json(), split, {MAIN_PORT: columns})
+    reader = open_reader(split)
     while True:
         budget = Budget(split)
         try:
