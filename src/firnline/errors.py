@@ -274,12 +274,14 @@ class GrownFileError(SourceError):
 
 
 class SourceGapError(SourceError):
-    """Input after the position is gone, so the next rows cannot be read: retention has passed them, or a file is lost."""
+    """Input after the position is gone: retention has passed it, or a file of it is lost."""
 
     code = "source-gap"
     retryable = False
     exit_code = 1
-    default_hint = "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap."
+    default_hint = (
+        "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap."
+    )
 
 
 class SourceReplacedError(SourceError):
@@ -297,7 +299,9 @@ class SourceChangedError(SourceError):
     code = "source-changed"
     retryable = False
     exit_code = 1
-    default_hint = "Set on_change: ignore to go on without the change, or on_change: change_feed to read changes as rows."
+    default_hint = (
+        "Set on_change: ignore to go on without the change, or on_change: change_feed to read changes as rows."
+    )
 
 
 class SourceUndoneError(SourceError):

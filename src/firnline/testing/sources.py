@@ -242,7 +242,8 @@ class SourceConformance:
         second = driver.step(position)
         assert second is not None
         assert second.rows == first.rows
-        assert second.after == first.after
+        after, _ = driver.source.advance(second.plan, second.outcomes, 1)  # under the number of the lost epoch
+        assert _through_json(after) == first.after
 
     def test_a_plan_stands_on_a_position_that_is_not_committed(
         self, driver: SourceDriver, add_records: AddRecords

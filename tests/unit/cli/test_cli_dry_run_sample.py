@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from firnline.cli.main import run_command
-from firnline.sources.files.sample import SAMPLE_FILES, spread
+from firnline.sources.sample import SAMPLE_FILES, spread
 
 SPEC = """
 name: demo

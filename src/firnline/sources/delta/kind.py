@@ -24,7 +24,7 @@ def config_model() -> type[DeltaSourceConfig]:
     return DeltaSourceConfig
 
 
-def open_source(options: DeltaSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> Source:
+def open_source(options: DeltaSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> Source:  # noqa: ARG001
     """Open a table."""
     from firnline.sources.delta.source import DeltaSource
 

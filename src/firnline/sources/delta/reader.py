@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -133,18 +132,15 @@ class DeltaReader(SplitReader):
         constants: Mapping[str, pa.Scalar],
     ) -> tuple[Rows, int]:
         """Return the rows of a piece, and their number with bad ones."""
-        batch, numbers = _wanted(piece.batch, item.get("change")), None
-        if batch is not piece.batch:
-            batch, numbers = batch
+        batch, chosen = _choose_rows(piece.batch, item.get("change"))
         batch, kept = self._with_table_columns(item, batch, table, constants)
-        decoded = self._decode(item, ParquetPiece(batch, 0, 0))
-        places = decoded.record_numbers
+        decoded = self._decode(item, ParquetPiece(batch, piece.first_record, piece.consumed_bytes))
+        places = pc.subtract(decoded.record_numbers, piece.first_record)
         if kept.columns or kept.rescued is not None:
-            decoded = self._with_kept(decoded, kept)
-        at = pc.add(places, piece.first_record) if numbers is None else pc.add(numbers.take(places), piece.first_record)
-        bad = [replace(one, record=one.record + piece.first_record) for one in decoded.bad]
+            decoded = self._with_kept(decoded, kept, places)
+        numbers = decoded.record_numbers if chosen is None else pc.add(chosen.take(places), piece.first_record)
         rescued = [replace(one, file=origin) for one in decoded.rescued]
-        return Rows(origin, decoded.batch, at, bad, rescued=rescued), batch.num_rows
+        return Rows(origin, decoded.batch, numbers, decoded.bad, rescued=rescued), batch.num_rows
 
     def _with_table_columns(
         self, item: dict[str, Json], batch: pa.RecordBatch, table: pa.Schema, constants: Mapping[str, pa.Scalar]
@@ -191,9 +187,9 @@ class DeltaReader(SplitReader):
             raise BadRecordsError(f"{item['path']}, row {first.record}: {first.reason}", file=item["path"])
         return decoded
 
-    def _with_kept(self, decoded: Decoded, kept: _Kept) -> Decoded:
-        """Add the columns that pass unchanged to decoded rows."""
-        batch, places = decoded.batch, decoded.record_numbers
+    def _with_kept(self, decoded: Decoded, kept: _Kept, places: pa.Array) -> Decoded:
+        """Add the columns that pass unchanged to decoded rows, which stood at these places."""
+        batch = decoded.batch
         for name, values in kept.columns.items():
             index = self._own.get_field_index(name)
             if index < 0:
@@ -230,10 +226,10 @@ class DeltaReader(SplitReader):
         )
 
 
-def _wanted(batch: pa.RecordBatch, change: Json) -> Any:
-    """Return the rows of a change file that are wanted, with their places; all rows of any other file."""
+def _choose_rows(batch: pa.RecordBatch, change: Json) -> tuple[pa.RecordBatch, pa.Array | None]:
+    """Return the old or the new rows of a change file, with their places; any other file is read whole."""
     if change not in ("old", "new"):
-        return batch
+        return batch, None
     wanted = pa.array(OLD_ROWS if change == "old" else NEW_ROWS)
     mask = pc.is_in(batch.column(batch.schema.names.index(CHANGE_TYPE)).cast(pa.string()), wanted)
     places = pc.indices_nonzero(mask).cast(pa.int64())

@@ -345,7 +345,7 @@ class DeltaSource(Source):
             at = DeltaPosition.from_json(position)
             newest = self._log.refresh_newest()
             if newest < 0:
-                return [f"{self._root}: there is no such table"]
+                return [f"{self._root}: there is no such table"] if records else []
             undone = set(self._find_path(at.reached, newest).undone)
             needed = [record for record in records if int(record["version"]) not in undone]
             missing = [

@@ -167,7 +167,7 @@ class TableLog:
     def _replaced(self, reason: str) -> SourceReplacedError:
         return SourceReplacedError(
             f"the table {self.root} was replaced: {reason}",
-            hint="Put the old table back, or read the new one into a pipeline of another name, with a table of its own.",
+            hint="Put the old table back, or read the new one into a pipeline of another name.",
             table=self.root,
         )
 
@@ -192,9 +192,8 @@ class TableLog:
         self._actions[number] = actions
         if len(self._actions) > KEPT_COMMITS:
             self._actions.popitem(last=False)
-        if version.table_id is not None:
-            if self._table_id and version.table_id != self._table_id:
-                raise self._replaced(f"version {number} names the id {version.table_id}, not {self._table_id}")
+        if self._table_id and version.table_id not in (None, self._table_id):
+            raise self._replaced(f"version {number} names the id {version.table_id}, not {self._table_id}")
         if version.schema is not None:
             self._columns[number] = TableColumns(version.schema, version.partition_by)
         return version

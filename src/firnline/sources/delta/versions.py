@@ -204,7 +204,11 @@ def make_item(
         "from": 0,
         **({"rows": rows, "to": rows} if rows is not None else {}),
         **({"values": dict(values)} if values else {}),
-        **({"upstream_pipeline": version.pipeline, "upstream_epoch": version.epoch} if version.pipeline is not None else {}),
+        **(
+            {"upstream_pipeline": version.pipeline, "upstream_epoch": version.epoch}
+            if version.pipeline is not None
+            else {}
+        ),
     }
 
 

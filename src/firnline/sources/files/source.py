@@ -185,18 +185,17 @@ class FileSource(Source):
         return FileState.from_json(position).describe()
 
     def reader_settings(self) -> dict[str, Json]:
-        return self._reader_settings().to_json()
-
-    def _reader_settings(self) -> FileReaderSettings:
         options = self._options
         return FileReaderSettings(
             self.location, dict(options.storage_options), options.max_record_bytes, options.on_bad_record
-        )
+        ).to_json()
 
     def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample:
-        from firnline.sources.files.sample import sample_files  # loads the decoder
+        from firnline.sources.files.reader import FileReader  # loads the decoder
+        from firnline.sources.sample import sample_inputs
 
-        return sample_files(self._reader_settings(), plan, columns[MAIN_PORT])
+        settings = self.reader_settings()
+        return sample_inputs(lambda split: FileReader(settings, split, columns), plan, columns[MAIN_PORT])
 
     def current_name(self, position: Json, path: str) -> str:
         return FileState.from_json(position).current_name(path)
