@@ -312,6 +312,7 @@ def committer_probe_key(run: str) -> str:
 
 DELTA_LOG = "_delta_log"
 INFO_KEY = "firnline"  # of commitInfo: the checkpoint that the commit makes true
+WIDENED = "widened"  # of that value: columns that got a wider type; files with dataChange false hold the old rows
 COUNTS_KEY = "firnlineActions"  # of commitInfo: the number of actions, which shows a torn commit
 BLIZZARD = "blizzard:"  # the start of a transaction id that carries the interchange format
 

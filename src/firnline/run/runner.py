@@ -261,6 +261,7 @@ class Runner:
         except FirnlineError as failure:  # of a source or sink that the main thread asked
             self._error, exit_code = failure, failure.exit_code
         finally:
+            self._backpressure.stop()
             self._lanes.close(wait=exit_code == 0)
             if exit_code == 0:  # otherwise a lane may still use it
                 self._upkeep.late_files.close()

@@ -23,7 +23,15 @@ import pyarrow as pa
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import LedgerEntry, read_paths
 from firnline.epoch import messages as m
-from firnline.errors import FencedError, FirnlineError, LedgerHoleError, SchemaError, SinkDivergedError, StagingError
+from firnline.errors import (
+    FencedError,
+    FirnlineError,
+    LedgerHoleError,
+    SchemaError,
+    SinkDivergedError,
+    SourceError,
+    StagingError,
+)
 from firnline.faults import fault_point
 from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.engine import Engine
@@ -50,6 +58,7 @@ from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
 
+WAIT_SECONDS = 0.02  # between two looks at epochs in flight
 FOLD_EVERY = 64
 
 
@@ -132,7 +141,12 @@ class Steps:
         if not self._backpressure.wait():
             return m.NothingToPlan(), None
         requests = self._open_requests()
-        plan = self._plan_sources(before.positions, self._pass_on(requests, base))
+        try:
+            plan = self._plan_sources(before.positions, self._pass_on(requests, base))
+        except SourceError as error:
+            if not error.retryable:
+                self._wait_for_epochs()
+            raise
         if plan is None and self._states is not None and self._states.needs_empty_epoch(before):
             plan = EpochPlan({})
         if plan is None:
@@ -144,6 +158,11 @@ class Steps:
         fault_point("epoch.plan.after")
         self._progress.epochs[attempt] = inflight
         return m.Planned(epoch, attempt, base), plan
+
+    def _wait_for_epochs(self) -> None:
+        """Wait until the epochs in flight have ended: what was read before an error that ends the run is committed."""
+        while self._progress.epochs and not self._backpressure.stopping:
+            self._pipeline.clock.sleep(WAIT_SECONDS)
 
     def _open_requests(self) -> list[FileRequest]:
         """Return the requests that no committed epoch has answered; deletes those whose deletion was killed."""

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from firnline.errors import (
     SinkError,
     TableLostError,
 )
-from firnline.names import JOURNAL, probe_key
+from firnline.names import JOURNAL, WIDENED, probe_key
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import (
     Capabilities,
@@ -50,7 +51,7 @@ from firnline.sinks.delta.log import DeltaLog, encode_blizzard
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.recovery import find_checkpoint, find_foreign
 from firnline.sinks.delta.stage import CHANGE_COUNTS, CHANGES
-from firnline.sinks.delta.table import CREATED_WITH, Table, check_put_if_absent
+from firnline.sinks.delta.table import CREATED_WITH, UNCHANGED, Table, check_put_if_absent
 from firnline.sinks.delta.widen import Widening, find_obstacles
 from firnline.sinks.guard import GuardedSink
 from firnline.storage import Storage, open_storage
@@ -458,6 +459,9 @@ class DeltaSink(Sink):
         """Commit files, and give columns a wider type: every file is rewritten but those that `files` replace."""
         rewritten = self._open_widening(commit, types).rewrite(self._table, run_tasks, replaced)
         txns, expiring = self._transactions(commit, onto)
+        if not replaced:  # readers of the table's versions see what is new, and that no row went
+            rewritten = [{**file, UNCHANGED: True} for file in rewritten]
+            info = self._commit_info(replace(commit, facts={**commit.facts, WIDENED: sorted(types)}), onto)
         version = self._table.replace_all("delta.commit", types, [*rewritten, *files], info, txns, expiring, onto=onto)
         for name, kind in types.items():
             facts = {"table": self._table.uri, "epoch": commit.checkpoint.epoch, "files_rewritten": len(rewritten)}

@@ -32,6 +32,7 @@ from firnline.types import Json
 
 _CONSTRAINT = "delta.constraints."
 _COLUMN_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+UNCHANGED = "unchanged"  # of a file that replaces others: it has their rows
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 # What a table of ours is created with. Interchange ids differ in every commit, so they must expire.
 CREATED_WITH = {
@@ -222,7 +223,7 @@ class Table:
 
         def write() -> None:
             self.delta.create_write_transaction(
-                [add_action(file) for file in files],
+                [add_action(file, data_change=not file.get(UNCHANGED, False)) for file in files],
                 "overwrite",
                 DeltaSchema(fields),
                 partition_by=self.partition_columns() or None,

@@ -69,6 +69,8 @@ def deal(
 
     Files that are larger than such a range are cut between row groups.
     """
+    if not items:
+        return []
     total = sum(size_of(item) for item in items)
     wanted = max(limits.parallelism, min(EVEN_TASKS, total // TASK_BYTES))
     wanted = 1 if in_order else max(1, min(wanted, limits.max_output_files // limits.files_per_task))

@@ -91,30 +91,32 @@ class DeltaReader(SplitReader):
     def _read_part(
         self, item: dict[str, Json], table: pa.Schema, partition_by: Sequence[str], budget: Budget
     ) -> Iterator[Sequence[Rows]]:
-        first, path = int(item["from"]), str(item["path"])
-        most = budget.records_left if "to" not in item else min(budget.records_left, int(item["to"]) - first)
+        to, path = int(item["from"]), str(item["path"])
         found = find_key(self._storage, path)
         if found is None:
             raise self._gone(item, "it does not exist any more: it was vacuumed")
         key, size_bytes = found
         constants = _constants(item, table, partition_by)
         file = StoredFile(self._storage, key, path, size_bytes)
+        finished = False
         try:
-            reader = ParquetFormat().open(file, Place(record=first, max_records=most))
-            to, consumed = first, 0
-            for piece in reader:
-                to = reader.records_read
-                rows, given = self._rows(item, f"{self._settings.root}/{key}", piece, table, constants)
-                budget.records += given
-                budget.raw_bytes += piece.size_bytes
-                budget.bytes_read += piece.consumed_bytes - consumed
-                consumed = piece.consumed_bytes
-                yield [rows]
-                if budget.is_full:
-                    break
-            finished = to >= int(item["to"]) if "to" in item else reader.finished
-            if not finished and reader.finished:
-                raise BrokenFileError(path, f"has {to} rows, and the log says {item['to']}")
+            # Some rows of a change file are not wanted: another place in it may follow while the budget is not full.
+            while not finished and not budget.is_full:
+                most = budget.records_left if "to" not in item else min(budget.records_left, int(item["to"]) - to)
+                reader, consumed = ParquetFormat().open(file, Place(record=to, max_records=most)), 0
+                for piece in reader:
+                    rows = self._rows(item, f"{self._settings.root}/{key}", piece, table, constants)
+                    budget.records += rows.batch.num_rows + len(rows.bad)
+                    budget.raw_bytes += piece.size_bytes
+                    budget.bytes_read += piece.consumed_bytes - consumed
+                    consumed = piece.consumed_bytes
+                    to = reader.records_read
+                    yield [rows]
+                    if budget.is_full:
+                        break
+                finished = to >= int(item["to"]) if "to" in item else reader.finished
+                if not finished and reader.finished:
+                    raise BrokenFileError(path, f"has {to} rows, and the log says {item['to']}")
         except BrokenFileError as error:
             raise self._gone(item, error.reason) from error
         except OSError as error:
@@ -130,8 +132,7 @@ class DeltaReader(SplitReader):
         piece: ParquetPiece,
         table: pa.Schema,
         constants: Mapping[str, pa.Scalar],
-    ) -> tuple[Rows, int]:
-        """Return the rows of a piece, and their number with bad ones."""
+    ) -> Rows:
         batch, chosen = _choose_rows(piece.batch, item.get("change"))
         batch, kept = self._with_table_columns(item, batch, table, constants)
         decoded = self._decode(item, ParquetPiece(batch, piece.first_record, piece.consumed_bytes))
@@ -140,7 +141,7 @@ class DeltaReader(SplitReader):
             decoded = self._with_kept(decoded, kept, places)
         numbers = decoded.record_numbers if chosen is None else pc.add(chosen.take(places), piece.first_record)
         rescued = [replace(one, file=origin) for one in decoded.rescued]
-        return Rows(origin, decoded.batch, numbers, decoded.bad, rescued=rescued), batch.num_rows
+        return Rows(origin, decoded.batch, numbers, decoded.bad, rescued=rescued)
 
     def _with_table_columns(
         self, item: dict[str, Json], batch: pa.RecordBatch, table: pa.Schema, constants: Mapping[str, pa.Scalar]

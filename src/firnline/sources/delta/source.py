@@ -132,7 +132,7 @@ class DeltaSource(Source):
                 return None
             self._check_table()
             chosen, after, in_order = self._choose(replace(at, id=self._log.table_id), newest, Slice(limits))
-            if not chosen.items:
+            if not chosen.items and not self._must_pin(at):
                 return None
             splits = deal(chosen.items, limits, self._find_row_groups, in_order=in_order)
             return SourcePlan(
@@ -143,6 +143,10 @@ class DeltaSource(Source):
                 size_bytes=chosen.size_bytes,
                 notes={"after": replace(after, left=tuple(chosen.left)).to_json()},
             )
+
+    def _must_pin(self, at: DeltaPosition) -> bool:
+        """Return whether an epoch without rows must record where the pipeline begins: a later run has another `now`."""
+        return self._options.start == "now" and at.id is not None and not at.trail
 
     def _refresh(self, at: DeltaPosition) -> int:
         """Read new versions; returns the newest one, or -1 if there is no table yet."""
@@ -179,7 +183,7 @@ class DeltaSource(Source):
                 at = replace(at, version=number)
                 continue
             version = self._log.get(number)
-            is_change = version.kind is Kind.CHANGE or (as_changes and version.kind in (Kind.UNDO, Kind.REPLACE))
+            is_change = _is_change(version, as_changes=as_changes)
             if is_change and self._feeds:
                 in_order = True
             elif is_change and self._options.on_change == "fail":
@@ -377,9 +381,9 @@ class DeltaSource(Source):
             if at.reading is not None:
                 rest = self._files_of(at.reading, snapshot=at.snapshot, as_changes=at.changes)[at.files :]
                 files, size = files + len(rest), size + sum(size_of(item) for item in rest)
-            for number in self._find_unread(at, newest)[0]:
-                version = self._log.get(number)
-                if number > at.since and (version.has_rows or (self._feeds and version.kind is not Kind.EMPTY)):
+            numbers, as_changes = self._find_unread(at, newest)
+            for version in (self._log.get(number) for number in numbers if number > at.since):
+                if version.has_rows or (self._feeds and _is_change(version, as_changes=as_changes)):
                     files, size = files + max(1, version.files), size + version.size_bytes
             return Backlog(files, size)
 
@@ -400,6 +404,11 @@ class DeltaSource(Source):
             for item in split.inputs:
                 schema = item["schema"] = item.get("schema", schema)
         return sample_inputs(lambda split: DeltaReader(settings, split, columns), plan, columns[MAIN_PORT])
+
+
+def _is_change(version: Version, *, as_changes: bool) -> bool:
+    """Return whether a version changes rows; with `as_changes`, one that undoes others does."""
+    return version.kind is Kind.CHANGE or (as_changes and version.kind in (Kind.UNDO, Kind.REPLACE))
 
 
 def _span(word: str, first: int, last: int) -> str:

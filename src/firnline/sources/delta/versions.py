@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from firnline.errors import SchemaError
-from firnline.names import COUNTS_KEY, INFO_KEY
+from firnline.names import COUNTS_KEY, INFO_KEY, WIDENED
 from firnline.types import Json
 
 # The columns of change rows, named as by every reader of Delta's change feed.
@@ -68,7 +68,7 @@ def read_version(number: int, actions: Actions) -> Version:
         kind, parent, added = Kind.UNDO, target, []
     elif own.get("kind") in ("fresh", "restore") and removed:
         kind, parent = Kind.REPLACE, -1
-    elif removed and "widened" not in own:
+    elif removed and WIDENED not in own:
         kind = Kind.CHANGE
     elif added:
         kind = Kind.APPEND

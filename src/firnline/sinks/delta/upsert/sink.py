@@ -272,7 +272,7 @@ class UpsertSink(DeltaSink):
             return self._table.exchange(
                 "delta.commit", exchange.removed, exchange.added, info, txns, expiring, onto=onto
             )
-        return self._replace_all(commit, types, exchange.added, exchange.touched, info, onto, run_tasks)
+        return self._replace_all(told, types, exchange.added, exchange.touched, info, onto, run_tasks)
 
     def _key_of(self, changed: Sequence[dict[str, Json]]) -> tuple[str, ...]:
         """Return the key that an epoch was made with: its files name it, those of older versions do not."""
