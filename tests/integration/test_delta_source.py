@@ -267,8 +267,9 @@ def test_ignored_changes_are_counted_and_logged(chain: Chain, caplog: pytest.Log
     run = run_once(chain.silver(on_change="ignore"))
     assert epochs_of(run) == 1
     assert ids(chain.down) == Counter([*range(12), 30])
-    position = run.pipeline.deciding.load().checkpoint.positions["bronze"]
-    assert position["ignored"] == 3
+    checkpoint = run.pipeline.deciding.load().checkpoint
+    assert checkpoint is not None
+    assert checkpoint.positions["bronze"]["ignored"] == 3
     assert caplog.text.count("commit ignored") == 3
 
 
