@@ -23,6 +23,7 @@ CONSTANTS = {
     "HOME": "_firnline",
     "PINS": "_firnline/pins",
     "JOURNAL": "journal",
+    "JOURNAL_COLUMN": "_firnline_journal",
     "LEDGER": "ledger",
     "QUARANTINE": "quarantine",
     "STATE": "state",

@@ -269,11 +269,12 @@ class Target:
 
     uri: str
     storage_options: dict[str, str]
+    is_journal: bool = False
     ledgers: dict[str, Storage] = field(default_factory=dict)
 
 
 def find_targets(argument: str | None) -> list[Target]:
-    """Find the named table, or every Delta table of a spec, the deciding sink's first."""
+    """Find the named table, or every Delta table of a spec, the deciding sink's or the journal first."""
     from firnline.sinks.delta.options import delta_tables
     from firnline.storage import normalise, open_storage
 
@@ -286,7 +287,7 @@ def find_targets(argument: str | None) -> list[Target]:
     for sink in delta_tables(options.ordered_sinks):
         uri = normalise(sink.table)
         ledgers = {} if uri == normalise(home.root) else {options.name: ledger}
-        targets.setdefault(uri, Target(uri, dict(sink.storage_options), ledgers))
+        targets.setdefault(uri, Target(uri, dict(sink.storage_options), sink is options.journal, ledgers))
     return list(targets.values())
 
 
@@ -296,7 +297,7 @@ def find_other_sinks(options: PipelineOptions | None) -> list[str]:
 
     if options is None:
         return []
-    tables = delta_tables(options.sinks)
+    tables = delta_tables(options.ordered_sinks)
     return [f"{sink.name} ({sink.type})" for sink in options.ordered_sinks if sink not in tables]
 
 

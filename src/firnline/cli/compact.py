@@ -63,7 +63,7 @@ def compact(
 ) -> int:
     """Rewrite small files as large ones, without disturbing ingestion."""
     filters = [_filter(text) for text in partition]
-    targets, pipeline = find_targets(table), find_pipeline(table)
+    targets, pipeline = [one for one in find_targets(table) if not one.is_journal], find_pipeline(table)
     from firnline.cli.long_task import long_task
     from firnline.history.store import deletion_on_record
     from firnline.maintenance.compact import compact as rewrite

@@ -22,6 +22,7 @@ Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
   (null when there are several), sources [{name, ..., last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
+  journal {table, exists, version, writable} (null if a sink decides),
   sinks [{name, table, input, write, key, sequence_by, delete_when, exists,
   version, delivery, required, writable (null if unknown before the first
   commit)}],
@@ -29,7 +30,8 @@ Output (JSON fields):
   before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
   schema [{name, type, origin, widened_from, odd_share}] of the deciding table
-  (tables [{sink, columns}] has those of every table):
+  (of the first sink if the journal decides; tables [{sink, columns}] has those
+  of every table):
   origin is table, declared, or new; widened_from is the table's type if the run
   would widen it; odd_share is the share of sampled values that do not fit the
   type and would be rescued;
@@ -107,6 +109,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
             "in about": count_text(facts["epochs_about"], "epoch"),
             "first epoch": f"{count_text(first['files'], 'file')}, {size_text(first['size_bytes'])}",
             "would begin": begin,
+            **({"decides in": _journal(facts["journal"])} if facts["journal"] else {}),
             "java": facts["java"] or "not found",
         }
     )
@@ -144,6 +147,10 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         out.sentence(f"warning: {warning}")
     out.line()
     out.line("nothing was written; `firnline run` starts it")
+
+
+def _journal(journal: dict[str, Any]) -> str:
+    return f"the journal at {journal['table']}, {_state(journal)}"
 
 
 def _waiting(source: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from firnline.errors import BadRecordsError, ConfigError, SchemaError, SinkError
-from firnline.graph import find_source, operator_ports, sink_input, topological
+from firnline.graph import decided_input, find_source, operator_ports, sink_input, topological
 from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.read_job import (
     PortContext,
@@ -307,7 +307,7 @@ def _find_table(sink: Sink) -> pa.Schema | None:
 
 def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> None:
     """Raise SchemaError when a table cannot take the rows that would be written to it, or the declared columns."""
-    port = find_source(pipeline.options, sink_input(pipeline.options, pipeline.options.deciding))
+    port = find_source(pipeline.options, decided_input(pipeline.options))
     if port is not None and pipeline.deciding.find_schema() is not None:
         pipeline.deciding.check_columns(declared(*port))
     for options in pipeline.options.sinks:

@@ -37,7 +37,7 @@ from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import PipelineOptions, SinkOptions
 from firnline.process import has_exited
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.base import Head
+from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Limits, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
@@ -96,7 +96,8 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         "sources": sources,
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
         "epochs_about": _epochs(pipeline, sources, sample),
-        "sinks": [_sink(findings, options, options.name in away) for options in pipeline.options.ordered_sinks],
+        "journal": _journal(findings),
+        "sinks": [_sink(findings, one, one.name in away) for one in _own_sinks(pipeline.options)],
         "copies": copies,
         "lease": lease,
         "resume": {
@@ -319,10 +320,41 @@ def _check_sinks(findings: _Findings) -> set[str]:
     return away
 
 
+def _own_sinks(options: PipelineOptions) -> list[SinkOptions]:
+    """Return the sinks of the spec, the deciding one first."""
+    return [sink for sink in options.ordered_sinks if sink is not options.journal]
+
+
+def _journal(findings: _Findings) -> dict[str, Any] | None:
+    """Return where the journal lies; None if a sink decides."""
+    if findings.pipeline.options.journal is None:
+        return None
+    return _place(findings, findings.pipeline.deciding, findings.head, is_away=False)
+
+
 def _sink(findings: _Findings, options: SinkOptions, is_away: bool) -> dict[str, Any]:
     pipeline = findings.pipeline
     sink = pipeline.sink(options.name)
     head = sink.load() if not is_away else Head(exists=False, version=-1)
+    place = _place(findings, sink, head, is_away=is_away)
+    return {
+        "name": sink.name,
+        "table": place["table"],
+        "input": sink_input(pipeline.options, options),
+        "write": options.write,
+        "key": list(options.key),
+        "sequence_by": getattr(options, "sequence_by", None),
+        "delete_when": {name: list(values) for name, values in getattr(options, "delete_when", {}).items()},
+        "exists": place["exists"],
+        "version": place["version"],
+        "delivery": sink.capabilities.delivery.value,
+        "required": sink.required,
+        "writable": place["writable"],
+    }
+
+
+def _place(findings: _Findings, sink: Sink, head: Head, *, is_away: bool) -> dict[str, Any]:
+    """Return where a sink or journal lies, and whether a run can write there. Warns of other things there."""
     root = sink.uri
     writable = _writable(root)
     if writable is False and not is_away:
@@ -335,17 +367,9 @@ def _sink(findings: _Findings, options: SinkOptions, is_away: bool) -> dict[str,
             "vacuum of the table may delete them; choose an empty folder"
         )
     return {
-        "name": sink.name,
         "table": root,
-        "input": sink_input(pipeline.options, options),
-        "write": options.write,
-        "key": list(options.key),
-        "sequence_by": getattr(options, "sequence_by", None),
-        "delete_when": {name: list(values) for name, values in getattr(options, "delete_when", {}).items()},
         "exists": head.exists,
         "version": head.version if head.exists else None,
-        "delivery": sink.capabilities.delivery.value,
-        "required": sink.required,
         "writable": writable,
     }
 

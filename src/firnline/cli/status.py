@@ -30,6 +30,7 @@ from firnline.cli.output import (
 from firnline.cli.table import Column
 from firnline.cli.text import shorten
 from firnline.errors import ControlError, FirnlineError
+from firnline.names import JOURNAL
 from firnline.rescued import Rescued
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ Output (JSON fields):
                 read), required, epochs_pending, epochs_behind, error,
                 write (append, upsert)}];
                 pending: staged, and not yet committed by `firnline committer`;
-                behind: decided, and waiting for the sink, with the last error
+                behind: decided, and waiting for the sink, with the last error;
+                the first one decides, and is the journal if no table does
   sources       [{name, location, position, files_in_progress,
                 files_set_aside, files_outstanding, bytes_outstanding, error}];
                 position: of files {root, last_committed_file, ...}; error: why
@@ -73,9 +75,9 @@ Output (JSON fields):
   last_commit_at, last_commit_seconds_ago
                 the commit of the newest epoch that readers see, in UTC
   rows, rows_in, rows_since
-                rows written to the sink rows_in (the deciding one) by the
-                epochs from rows_since on; older epochs are folded; of an
-                upsert, change rows
+                rows written to the sink rows_in (the deciding one; the first
+                sink if the journal decides) by the epochs from rows_since on;
+                older epochs are folded; of an upsert, change rows
   set_aside     [{source, path, reason}]: the first 10 files set aside
   state         new, done, failed, fenced, or died (killed; running again is
                 safe); of a live run starting, running, pausing, paused or
@@ -303,6 +305,10 @@ def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     return f"{behind} behind, at epoch {sink['epoch']}{version}{optional}{why}{error}{where}"
 
 
+def _sink_label(sink: dict[str, Any]) -> str:
+    return JOURNAL if sink["name"] == JOURNAL else f"sink {sink['name']}"
+
+
 def _source_text(source: dict[str, Any]) -> str:
     """Say where a source stands, how much waits, and why it cannot be listed."""
     position = source["position"]
@@ -345,9 +351,9 @@ def _set_aside_text(report: PipelineStatus) -> str:
 
 
 def _rows_text(report: PipelineStatus) -> str:
-    """Return the rows of the deciding sink, which is named if there are others."""
+    """Return the rows of the deciding sink, or of the first if the journal decides; it is named if there are others."""
     since = f" since epoch {report.rows_since:,}" if (report.rows_since or 0) > 1 else ""
-    where = f" in {report.rows_in}" if len(report.sinks) > 1 else ""
+    where = f" in {report.rows_in}" if sum(sink["name"] != JOURNAL for sink in report.sinks) > 1 else ""
     is_upsert = any(sink["name"] == report.rows_in and sink["write"] == "upsert" for sink in report.sinks)
     what = f"{count_text(report.rows, 'change')} applied" if is_upsert else f"{report.rows:,}"
     return f"{what}{where}{since}"
@@ -362,7 +368,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
         "last commit": ago_text(report.last_commit_at) if report.last_commit_at else "none yet",
         "rows": _rows_text(report),
         **{f"source {source['name']}": _source_text(source) for source in report.sources},
-        **{f"sink {sink['name']}": _sink_text(report, sink) for sink in report.sinks},
+        **{_sink_label(sink): _sink_text(report, sink) for sink in report.sinks},
         "set aside": _set_aside_text(report),
         **_differences(report),
     }

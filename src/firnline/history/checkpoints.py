@@ -225,7 +225,7 @@ def _entry_row(
     """Return a checkpoint of the ledger. In a two-stage table it is in progress until it is in the log
     (`committed`)."""
     checkpoint = entry.checkpoint
-    staged = entry.staged.get(pipeline.deciding.name, [])
+    staged = entry.staged.get(pipeline.counted, [])
     waits = committed is not None and entry.epoch > committed
     return {
         "id": checkpoint.attempt,
@@ -257,7 +257,7 @@ def _entry_row(
 def _stored_row(pipeline: OpenPipeline, version: Version, acknowledged: str) -> dict[str, Json]:
     assert version.record is not None
     record, checkpoint = version.record, version.record.checkpoint
-    sink = record.sinks.get(pipeline.deciding.name, {})
+    sink, counted = record.sinks.get(pipeline.deciding.name, {}), record.sinks.get(pipeline.counted, {})
     return {
         "id": checkpoint.attempt,
         "epoch": record.epoch,
@@ -275,7 +275,7 @@ def _stored_row(pipeline: OpenPipeline, version: Version, acknowledged: str) -> 
         "generation": checkpoint.generation,
         "run": checkpoint.run,
         "files": None,  # not recorded
-        "rows": sink.get("rows"),
+        "rows": counted.get("rows"),
         "quarantined": None,
         "rescued": None,
         "last_committed_file": _mark(pipeline, checkpoint.positions),

@@ -142,7 +142,7 @@ def load_between(pipeline: OpenPipeline, store: CheckpointStore | None, older: E
             _add_fold(found, link, older.epoch)
             folded |= set(range(max(link.first_epoch, older.epoch + 1), link.last.epoch + 1))
         else:
-            _add_entry(found, link, pipeline.deciding.name)
+            _add_entry(found, link, pipeline.counted)
             known.add(link.epoch)
     told = _add_stored(pipeline, store, found, folded)
     found.epochs = len(known) + len(folded)
@@ -211,7 +211,7 @@ def _add_stored(pipeline: OpenPipeline, store: CheckpointStore | None, found: Be
         record = version.record
         if record is None or record.epoch not in folded or record.epoch in told:
             continue
-        sink = record.sinks.get(pipeline.deciding.name, {})
+        sink = record.sinks.get(pipeline.counted, {})
         if "rows" in sink:
             found.rows += int(sink["rows"])
             found.size_bytes += int(sink.get("size_bytes", 0))

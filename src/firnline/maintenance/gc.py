@@ -39,7 +39,7 @@ from firnline.maintenance.survey import (
     storage_now,
     survey,
 )
-from firnline.names import CHANGE_FILE, entry_txn, epoch_txn
+from firnline.names import CHANGE_FILE, JOURNAL_COLUMN, entry_txn, epoch_txn
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.recovery import Found, find_checkpoint
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
@@ -282,6 +282,8 @@ def gc(
         sweep = Sweep("gc", storage, handle, dry_run, progress, stop)
         sweep.finish_others()
         found = survey(storage, now, grace_seconds, progress)  # step 1
+        if handle.schema().names == [JOURNAL_COLUMN]:  # it has no data files: those in its folder are somebody else's
+            found.data, found.names = Candidates(), set()
         references = References(storage, handle, options, now, ledgers)
         return _sweep(handle, found, references, sweep, skew)
     except OSError as error:

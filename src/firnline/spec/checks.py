@@ -92,9 +92,13 @@ def find_home_problems(spec: PipelineSpec, home: str) -> Iterator[str]:
             yield f'the {written.key} of sink "{sink.name}" lies inside the home {home}'
     for name, source in spec.sources.items():
         read = source.endpoint
-        if read is not None and is_inside(home, read.location):
+        if read is None:
+            continue
+        if is_inside(home, read.location):
             verb = "is" if same_place(home, read.location) else "lies inside"
             yield f'the home {home} {verb} the {read.key} of source "{name}"'
+        elif is_inside(read.location, home):
+            yield f'the {read.key} of source "{name}" lies inside the home {home}'
     master = str(spec.spark.get("spark.master", "local"))
     if not master.startswith("local") and not is_remote(home):
         yield f"the home {home} is on this machine alone, and with spark.master {master} every worker must reach it"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NoReturn
 
 import pyarrow as pa
 
 from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.names import JOURNAL_COLUMN
 from firnline.sinks.base import Decided, Effect, EpochCommit, Head, KeepRows, SinkReturn
 from firnline.sinks.delta.sink import DeltaSink
 from firnline.types import EntryRef, Json, Receipt
 
-COLUMNS = pa.schema([("epoch", pa.int64())])  # delta-rs creates no table without a column; it never has a value
+COLUMNS = pa.schema([(JOURNAL_COLUMN, pa.int64())])  # delta-rs creates no table without a column
 
 
 class JournalSink(DeltaSink):
@@ -35,9 +35,6 @@ class JournalSink(DeltaSink):
             self._run, self._generation = run, 0
             self._create_table(COLUMNS, {})
         return super().claim(run, generation, baseline, onto, again=again, decided=decided)
-
-    def stage_target(self) -> NoReturn:
-        raise AssertionError("a journal takes no rows")
 
     def find_committed_schema(self) -> pa.Schema | None:
         """Return None: a journal has no rows. The checkpoint has the columns of sources."""
