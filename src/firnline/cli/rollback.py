@@ -16,6 +16,7 @@ from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 from firnline.config.units import parse_seconds
 from firnline.errors import ConfigError
+from firnline.names import JOURNAL
 
 if TYPE_CHECKING:
     from firnline.history.edits.rollback import RollbackPlan
@@ -160,7 +161,7 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
         facts["pending"] = f"{count_text(plan.pending_units, 'unit')} dropped"
     out.facts(facts)
     out.line()
-    out.table(SINK_COLUMNS, [asdict(sink) for sink in plan.sinks])
+    out.table(SINK_COLUMNS, [asdict(sink) for sink in plan.sinks if sink.name != JOURNAL])
     for sink in plan.sinks:
         for label, names in (
             ("columns removed", sink.columns_removed),

@@ -101,7 +101,7 @@ def find_lost(pipeline: OpenPipeline, head: Head, store: CheckpointStore | None)
     if epoch is None:
         return None
     root = pipeline.storage.root
-    lost = f"the table is gone: nothing is at {root}"
+    lost = f"{pipeline.decided_in} is gone: nothing is at {root}"
     if head.exists:
         lost = f"{root} knows nothing of {pipeline.options.name!r}"
     return f"{lost}, but the checkpoint store {store.place} holds epoch {epoch}"

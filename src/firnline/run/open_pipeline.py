@@ -47,6 +47,11 @@ class OpenPipeline:
         return self.sinks[0]
 
     @property
+    def decided_in(self) -> str:
+        """What decides, in words for messages."""
+        return "the journal" if self.options.journal is not None else "the table"
+
+    @property
     def counted(self) -> str:
         """The name of the sink whose rows a run counts: the deciding one, or the first one if the journal decides."""
         return (self.options.sinks[0] if self.options.journal is not None else self.options.deciding).name

@@ -1,8 +1,8 @@
 """The complete contract of a sink: what runs, their jobs and history edits need from the destination of results.
 
 A sink keeps, beside its rows, the checkpoint of each pipeline that writes to it: its head. One commit makes rows and
-checkpoint true together. The first required sink of a pipeline decides: its commit fixes an epoch. Every further sink
-gets exactly what was decided.
+checkpoint true together. One sink of a pipeline decides (`options.find_deciding`), or its journal does: that commit
+fixes an epoch. Every further sink gets exactly what was decided.
 
 How a run uses a sink:
 1. `load` reads the head, `claim` fences every older run and returns the head under the claim.

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from firnline.errors import ConfigError, LedgerHoleError, SourceError
 from firnline.history.edits.fresh_start import find_fresh_start
 from firnline.history.edits.restore import plan_restore
+from firnline.names import JOURNAL
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Sink
 from firnline.sinks.delta.contents import list_contents
@@ -55,6 +56,8 @@ def plan_fresh_start(pipeline: OpenPipeline, after_epoch: int, *, truncate: bool
     records = _records_read(pipeline)
     tables = []
     for sink in pipeline.sinks:
+        if sink.name == JOURNAL:
+            continue
         files = _files_of(sink)
         rows = None if files is None else sum(files.values())
         twice = 0 if truncate or sink.name in upserts else rows
@@ -78,6 +81,8 @@ def plan_from_savepoint(
         return BeginPlan("restore", True, planned.from_epoch, planned.to_epoch, [], None, None, None)
     tables = []
     for plan in planned.sinks:
+        if plan.sink.name == JOURNAL:
+            continue
         now = _files_of(plan.sink) or {}
         then = {file.path: file.rows or 0 for file in plan.saved.files}
         kept = now.keys() & then.keys() if plan.version is not None else set()

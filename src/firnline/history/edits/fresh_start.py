@@ -74,7 +74,7 @@ def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
         )
     if newest.epoch != after_epoch:
         raise RollbackRefusedError(
-            f"the table holds epoch {newest.epoch}, not {after_epoch}",
+            f"{pipeline.decided_in} holds epoch {newest.epoch}, not {after_epoch}",
             hint=f"To abandon the current history: --fresh-after {newest.epoch}",
             epoch=newest.epoch,
         )

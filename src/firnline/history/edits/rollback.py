@@ -251,9 +251,9 @@ class Rollback:
             if newest.epoch > committed.epoch:
                 hint = f"Pending units are dropped with: firnline staging TABLE --discard-from {self._to + 1} --yes"
             missing = f"epoch {self._to} does not exist yet: " if self._to > newest.epoch else ""
-            raise RollbackRefusedError(f"{missing}the table is at epoch {committed.epoch}", hint=hint)
+            raise RollbackRefusedError(f"{missing}{self._pipeline.decided_in} is at epoch {committed.epoch}", hint=hint)
         if self._to == committed.epoch:
-            raise RollbackRefusedError(f"the table is at epoch {self._to} already")
+            raise RollbackRefusedError(f"{self._pipeline.decided_in} is at epoch {self._to} already")
         undone: list[LedgerEntry] = []
         known: list[int] = []
         try:
