@@ -19,6 +19,7 @@ from firnline.ndjson.streams import (
     ByteStream,
     Compression,
     CountingStream,
+    PieceBuffer,
     open_pieces,
 )
 from firnline.ndjson.text import line_end
@@ -27,7 +28,6 @@ BLOCK_BYTES = 4 * 1024 * 1024
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 MAX_BLOCK_RECORDS = 65_536  # keeps the decoded form of tiny records bounded too
 HEAD_BYTES = 64 * 1024
-_BOM = b"\xef\xbb\xbf"
 _NO_LIMIT = 1 << 62
 _TO_END, _AT_LIMIT, _AT_LONG_LINE = 0, 1, 2  # why `_measure` stopped
 
@@ -118,7 +118,7 @@ class Block:
         return self.first_line + self.lines - 1
 
 
-class BlockReader(Iterator[Block]):
+class BlockReader(PieceBuffer, Iterator[Block]):
     """Iterates over the blocks of one file, and knows how far it has read.
 
     Attributes:
@@ -140,15 +140,11 @@ class BlockReader(Iterator[Block]):
         self._path = path
         self._block_bytes = block_bytes
         self._max_record_bytes = max_record_bytes
-        self._pieces = open_pieces(self._stream, path, compression, block_bytes)
-        self._data = b""  # the bytes from _at on are not yet returned
-        self._at = 0
-        self._ended = False  # no piece is left
+        super().__init__(open_pieces(self._stream, path, compression, block_bytes))
         self._first_offset = 0
         self._records_left = _NO_LIMIT
         self.records_read = 0
         self.lines_read = 0
-        self.end_offset = 0
         self.finished = False
 
     def start(self, offset: int, record: int, line: int, skip_records: int, max_records: int | None) -> None:
@@ -177,32 +173,6 @@ class BlockReader(Iterator[Block]):
         self._records_left -= block.records
         return block
 
-    # --- bytes -----------------------------------------------------------------------------------------
-
-    def _skip_bom(self) -> None:
-        while len(self._data) < len(_BOM) and self._read_more(1):
-            pass
-        if self._data.startswith(_BOM):
-            self._at = len(_BOM)
-            self.end_offset += len(_BOM)
-
-    def _read_more(self, wanted: int) -> bool:
-        """Append at least `wanted` bytes, or all that is left. Returns False if nothing was left."""
-        if self._ended:
-            return False
-        parts = [self._data[self._at :]] if self._at < len(self._data) else []
-        got = 0
-        while got < wanted:
-            piece = next(self._pieces, None)
-            if piece is None:
-                self._ended = True
-                break
-            parts.append(piece)
-            got += len(piece)
-        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._at = 0
-        return got > 0
-
     def _has_more(self) -> bool:
         """Return whether a record follows; blank lines before it are skipped."""
         while True:
@@ -222,8 +192,7 @@ class BlockReader(Iterator[Block]):
                 return False
 
     def _pass(self, end: int, records: int, lines: int) -> None:
-        self.end_offset += end - self._at
-        self._at = end
+        self._pass_bytes(end)
         self.records_read += records
         self.lines_read += lines
 
@@ -276,8 +245,7 @@ class BlockReader(Iterator[Block]):
         size = 0
         while (stop := self._data.find(b"\n", self._at)) < 0:
             size += len(self._data) - self._at
-            self.end_offset += len(self._data) - self._at
-            self._at = len(self._data)
+            self._pass_bytes(len(self._data))
             if not self._read_more(1):
                 stop = self._at
                 break

@@ -25,6 +25,7 @@ _zlib = _fastest_zlib()
 Compression = Literal["gz", "zst"]
 
 _READ_BYTES = 256 * 1024  # compressed bytes per read; small enough to stay in the CPU cache while it is unpacked
+BOM = b"\xef\xbb\xbf"
 _GZIP_WINDOW = 31  # zlib requires a gzip header and trailer, and checks them
 
 
@@ -154,3 +155,45 @@ class _Rejoined(CountingStream):
             data, self._head = self._head[:size], self._head[size:]
             return data
         return super().read(size)
+
+
+class PieceBuffer:
+    """Bytes of a file that were read in pieces, and of which a reader has not yet returned all.
+
+    Attributes:
+        end_offset: bytes of the unpacked file that were passed.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], end_offset: int = 0) -> None:
+        self._pieces = pieces
+        self._data = b""  # the bytes from _at on are not yet passed
+        self._at = 0
+        self._ended = False  # no piece is left
+        self.end_offset = end_offset
+
+    def _skip_bom(self) -> None:
+        while len(self._data) < len(BOM) and self._read_more(1):
+            pass
+        if self._data.startswith(BOM):
+            self._pass_bytes(len(BOM))
+
+    def _read_more(self, wanted: int) -> bool:
+        """Append at least `wanted` bytes, or all that is left. Returns False if nothing was left."""
+        if self._ended:
+            return False
+        parts = [self._data[self._at :]] if self._at < len(self._data) else []
+        got = 0
+        while got < wanted:
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._ended = True
+                break
+            parts.append(piece)
+            got += len(piece)
+        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._at = 0
+        return got > 0
+
+    def _pass_bytes(self, end: int) -> None:
+        self.end_offset += end - self._at
+        self._at = end

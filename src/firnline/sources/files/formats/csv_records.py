@@ -143,7 +143,7 @@ class _CsvReader(ScanReader):
         if problem:
             raise BrokenFileError(self._path, problem)
         if self._options.header:
-            self._pass(self._at + lines.size)
+            self._pass_bytes(self._at + lines.size)
             self._control[LINE] += lines.count
         return fields
 

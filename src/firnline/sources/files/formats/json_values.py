@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from firnline.ndjson import Block
+from firnline.ndjson.streams import BOM
 from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
 from firnline.sources.files.formats.json_scan import ARRAY_FIRST, ARRAY_NEXT, SEQUENCE, scan_json, skip_json
 from firnline.sources.files.formats.lines import TextFormat
 from firnline.sources.files.formats.recognise import check_head
 from firnline.sources.files.formats.scan_codes import CUT_LINE, MODE, TRAILING
-from firnline.sources.files.formats.scanning import BOM, Array, ScanReader
+from firnline.sources.files.formats.scanning import Array, ScanReader
 
 
 class JsonFormat(TextFormat):

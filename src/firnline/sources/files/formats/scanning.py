@@ -19,6 +19,7 @@ from firnline.ndjson import (
     compression_of,
     open_pieces,
 )
+from firnline.ndjson.streams import PieceBuffer
 from firnline.sources.files.formats.base import Place, StoredFile
 from firnline.sources.files.formats.scan_codes import (
     CONTROL_SIZE,
@@ -38,12 +39,11 @@ BLOCK_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_RECORDS = 65_536
 HEAD_BYTES = 64 * 1024  # of a record that is too long
 SEEN_BYTES = 4096  # to recognise the format
-BOM = b"\xef\xbb\xbf"
 
 Array = np.ndarray[Any, Any]
 
 
-class ScanReader(ABC, Iterator[Block]):
+class ScanReader(PieceBuffer, ABC, Iterator[Block]):
     """Iterates over the blocks of one file; a `RecordReader`.
 
     A format gives `_scan`, which turns records into lines, and `_skip`, which passes over a record that is too long.
@@ -57,16 +57,12 @@ class ScanReader(ABC, Iterator[Block]):
         self._block_bytes = block_bytes = BLOCK_BYTES
         self._stream = CountingStream(file.open(place.offset))
         pieces = open_pieces(self._stream, file.path, compression_of(file.path), block_bytes)
-        self._pieces = pieces if encoding == "utf-8" else _transcoded(pieces, file.path, encoding)
-        self._data = b""  # the bytes from _at on are not yet returned
-        self._at = 0
-        self._ended = False  # no piece is left
+        super().__init__(pieces if encoding == "utf-8" else _transcoded(pieces, file.path, encoding), place.offset)
         self._out = np.empty(2 * block_bytes, np.uint8)
         self._rows = np.zeros((MAX_BLOCK_RECORDS, 4), np.int64)
         self._control = np.zeros(CONTROL_SIZE, np.int64)
         self._records_left = 1 << 62
         self.records_read = 0
-        self.end_offset = place.offset
         self.finished = False
         if place.offset == 0:
             self._skip_bom()
@@ -122,33 +118,6 @@ class ScanReader(ABC, Iterator[Block]):
 
     # --- bytes -----------------------------------------------------------------------------------------
 
-    def _skip_bom(self) -> None:
-        while len(self._data) < len(BOM) and self._read_more(1):
-            pass
-        if self._data.startswith(BOM):
-            self._pass(len(BOM))
-
-    def _read_more(self, wanted: int) -> bool:
-        """Append at least `wanted` bytes, or all that is left. Returns False if nothing was left."""
-        if self._ended:
-            return False
-        parts = [self._data[self._at :]] if self._at < len(self._data) else []
-        got = 0
-        while got < wanted:
-            piece = next(self._pieces, None)
-            if piece is None:
-                self._ended = True
-                break
-            parts.append(piece)
-            got += len(piece)
-        self._data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._at = 0
-        return got > 0
-
-    def _pass(self, end: int) -> None:
-        self.end_offset += end - self._at
-        self._at = end
-
     def _array(self) -> Array:
         array = np.frombuffer(self._data, np.uint8)
         array.flags.writeable = False
@@ -164,13 +133,13 @@ class ScanReader(ABC, Iterator[Block]):
         """Return whether a record follows; what stands before it is passed over."""
         while True:
             end, _, _, why = self._run(0)
-            self._pass(end)
+            self._pass_bytes(end)
             if why == LIMIT:
                 return True
             if not self._read_more(1):
                 # The scan has seen the end only now; it may find the file broken.
                 end, _, _, why = self._run(0)
-                self._pass(end)
+                self._pass_bytes(end)
                 return why == LIMIT
 
     # --- blocks ----------------------------------------------------------------------------------------
@@ -215,7 +184,7 @@ class ScanReader(ABC, Iterator[Block]):
 
     def _end_block(self, data: bytes, end: int, records: int, first_line: int, **rest: Any) -> Block:
         first_record = self.records_read
-        self._pass(end)
+        self._pass_bytes(end)
         self.records_read += records
         lines = self.lines_read - first_line + 1
         offset = self.end_offset
@@ -240,7 +209,7 @@ class ScanReader(ABC, Iterator[Block]):
         while True:
             end, ended = self._skip(self._array(), self._at)
             size += end - self._at
-            self._pass(end)
+            self._pass_bytes(end)
             if ended:
                 break
             if not self._read_more(1):
