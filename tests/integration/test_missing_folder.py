@@ -23,7 +23,7 @@ from tests.support.samples import table_ids
 
 
 class Mover(Recorder):
-    """Takes the folder away after the first epoch, brings it back once that is noticed, and stops at the end."""
+    """Takes the folder away after the first epoch, brings it back once the screen says so, and stops at the end."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         super().__init__()
@@ -41,9 +41,10 @@ class Mover(Recorder):
 
     def sources(self, unreachable: Mapping[str, str | None]) -> None:
         self.seen.append(unreachable["files"])
-        if unreachable["files"] and self.away.exists():
-            (self.away / "b.json").write_text('{"id": 100}\n')
-            self.away.rename(self.folder)
+
+    def bring_back(self) -> None:
+        (self.away / "b.json").write_text('{"id": 100}\n')
+        self.away.rename(self.folder)
 
 
 def test_a_run_warns_when_the_folder_goes_and_when_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,8 +59,9 @@ def test_a_run_warns_when_the_folder_goes_and_when_it_is_back(tmp_path: Path, ca
 
     class Screen(Recorder):
         def idle(self) -> None:
-            if totals.unreachable:
+            if totals.doing.startswith("waits: "):  # once the epoch in flight is committed
                 shown.append((totals.doing, generate_latest(metrics.registry()).decode()))
+                mover.bring_back()
 
     mover.runner = Runner(open_pipeline(options), LocalEngine(1), Observers(totals, metrics, health, Screen(), mover))
     rescue = threading.Timer(120, mover.runner.stop)
