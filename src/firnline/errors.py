@@ -14,6 +14,7 @@
     |  |- SourceReplacedError      the source is another one under the same name      (exit 1)
     |  |- SourceChangedError       the source changed rows that were read             (exit 1)
     |  |- SourceUndoneError        the source undid rows that were read               (exit 1)
+    |  |- InputChangedError        input that was read is no longer the same          (exit 1)
     |  `- BadRecordsError          a bad record with `fail`, or too many of them      (exit 1)
     |- SchemaError                 records or a table do not match the schema         (exit 1)
     |- SinkError                   a sink could not be read or written                (exit 3)
@@ -79,6 +80,7 @@ __all__ = [
     "FilesSetAsideError",
     "FirnlineError",
     "GrownFileError",
+    "InputChangedError",
     "LateFileError",
     "LedgerHoleError",
     "MissingExtraError",
@@ -311,6 +313,15 @@ class SourceUndoneError(SourceError):
     retryable = False
     exit_code = 1
     default_hint = "Take this pipeline back as well: `firnline rollback --to EPOCH`, to an epoch before those rows."
+
+
+class InputChangedError(SourceError):
+    """Input that an epoch read has changed, so that the epoch cannot be read again: compaction, lost records."""
+
+    code = "input-changed"
+    retryable = False
+    exit_code = 1
+    default_hint = "Restore the operator's state from a savepoint or another tier: `firnline checkpoints` shows them."
 
 
 class BadRecordsError(SourceError):

@@ -62,6 +62,7 @@ DURABLE_CALLS = (
     "follower.edit",
     "letter.put",
     "upsert.rewrite",
+    "kafka.acknowledge",
     "widen.rewrite",
     "stage.quarantine",
     "savepoint.pin",

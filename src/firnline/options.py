@@ -36,6 +36,7 @@ class SourceOptions:
     """Options that every kind of source has."""
 
     type: ClassVar[str]  # the kind of source, see `firnline.sources.registry`
+    replays_quarantine: ClassVar[bool] = True  # whether `Source.replay_quarantined` reads records again
 
     name: str
     poll_interval_secs: float = field(default=10, kw_only=True)
@@ -43,6 +44,10 @@ class SourceOptions:
     max_bad_ratio: float = field(default=0.5, kw_only=True)  # of an epoch's records, once it has 100; 1.0 never stops
     schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
     lineage: bool = field(default=False, kw_only=True)
+
+    def for_pipeline(self, name: str) -> SourceOptions:
+        """The options in the pipeline of this name, where a default depends on it."""
+        return self
 
     def schema_of(self, port: str) -> SchemaOptions:
         """The declared columns of an output; `schema` has those of the main one."""
@@ -224,6 +229,7 @@ class BatchOptions:
     max_files: int = 1000
     max_output_files: int = 1000
     max_ms: int = 60_000
+    respect_source_tx: bool = True
     max_inflight: int = 2
     job_timeout_secs: float = 3600.0
     commit_policy: Literal["all", "required", "quorum"] = "all"

@@ -216,7 +216,7 @@ def _choose(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool) -> _Chose
         for number, row in file.rows:
             if not wanted.takes(row):
                 continue
-            obstacle = "" if discard else _obstacle(pipeline, file.source, row)
+            obstacle = _obstacle(pipeline, file.source, row, discard=discard)
             if any(first <= number <= last for first, last in asked.get(file.name, ())):
                 obstacle = "already requested"
             if obstacle:
@@ -274,13 +274,17 @@ def _ask(pipeline: OpenPipeline, chosen: _Chosen, *, discard: bool) -> None:
                 pipeline.requests.ask_replay(source, part, discard=discard, ids=pipeline.ids)
 
 
-def _obstacle(pipeline: OpenPipeline, source: str, row: Mapping[str, Json]) -> str:
-    """Return why a record cannot be read again; empty if it can."""
+def _obstacle(pipeline: OpenPipeline, source: str, row: Mapping[str, Json], *, discard: bool) -> str:
+    """Return why a record cannot be read again, or dropped; empty if it can."""
+    options = next((one for one in pipeline.options.sources if one.name == source), None)
+    if discard and (options is None or options.replays_quarantine):
+        return ""
     if row["reason"] == "too-long":
         return "only the beginning of a record that is too long is stored; use `firnline files --reread`"
-    options = next((one for one in pipeline.options.sources if one.name == source), None)
     if options is None:
         return f"the source {source} is not in the spec"
+    if not options.replays_quarantine:
+        return f"a {options.type} source neither reads quarantined records again nor drops them; use --export"
     if getattr(options, "format", "ndjson") not in ("ndjson", "json"):
         return "a record alone has no header; use `firnline files --reread`, or --export"
     return ""

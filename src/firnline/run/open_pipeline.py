@@ -90,6 +90,7 @@ class OpenPipeline:
             max_output_files=batch.max_output_files,
             parallelism=parallelism,
             files_per_task=files_per_task,
+            respect_source_tx=batch.respect_source_tx,
         )
 
     def add_known(self, known: Mapping[str, KnownFiles], tip: EntryRef | None) -> None:
@@ -200,14 +201,14 @@ def _open_sinks(
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
     """Open the sources; `moved` applies to the source at the new location."""
-    found = [open_source(one, once=once) for one in options.sources]
+    found = [open_source(one.for_pipeline(options.name), once=once) for one in options.sources]
     if moved is not None:
         to = normalise(moved[1])
         locations = [source.location for source in found]
         if to not in locations:
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(locations)}")
         at = locations.index(to)
-        found[at] = open_source(options.sources[at], once=once, moved=moved)
+        found[at] = open_source(options.sources[at].for_pipeline(options.name), once=once, moved=moved)
     guarded = [GuardedSource(source, one.type) for source, one in zip(found, options.sources, strict=True)]
     sources = Sources(guarded, once=once)
     _check_ports(options, sources)

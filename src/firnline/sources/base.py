@@ -70,6 +70,7 @@ class Limits:
     parallelism: int  # tasks that can run at once
     files_per_task: int = 1  # Parquet files that a task stages for one table, as far as is known
     any_age: bool = False  # plan input that may be half written, too: only to look at it
+    respect_source_tx: bool = True  # keep transactions of the source whole, where it has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,8 @@ class Source(ABC):
         it. Several epochs may be in flight: `position` is then what `advance` returned for one that is not committed.
 
         A slice, and each of its splits, ends only where the source allows a cut. A source with transactions never
-        ends a slice inside one, even when that exceeds `limits`. `limits` are goals: a slice has at least one input.
+        ends a slice inside one, even when that exceeds `limits`, unless `limits.respect_source_tx` is false. `limits`
+        are goals: a slice has at least one input.
 
         Raises:
             SourceError: listing failed; the run tries again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator
@@ -85,6 +86,7 @@ class SourceConfig(Config, ABC):
     """
 
     options_class: ClassVar[OptionsClass]
+    batch_defaults: ClassVar[Mapping[str, int]] = {}  # defaults of `batch` that are smaller with this kind
     ports: ClassVar[tuple[str, ...] | None] = ()  # beside the main port; None: only the opened source knows them
 
     type: str = Field(description="Kind of source.")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a spec is read without Arrow
 KINDS = {
     "files": "firnline.sources.files.kind",
     "delta": "firnline.sources.delta.kind",
+    "kafka": "firnline.sources.kafka.kind",
 }  # by `type` of the spec: the module, imported when a source of that kind is opened
 
 

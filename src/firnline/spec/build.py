@@ -26,7 +26,7 @@ from firnline.options import (
 from firnline.sinks.delta.options import journal_in
 from firnline.spec.checks import find_home_problems, sink_source
 from firnline.spec.loading import LoadedSpec, load_spec
-from firnline.spec.models import CheckpointConfig, StoreConfig, TriggerConfig
+from firnline.spec.models import CheckpointConfig, PipelineSpec, StoreConfig, TriggerConfig
 from firnline.spec.operators import OperatorConfig, OwnOperatorConfig
 from firnline.spec.problems import KeyPath, Problem, origin_of, spec_error
 
@@ -63,7 +63,7 @@ def build_options(loaded: LoadedSpec, *, environ: Mapping[str, str]) -> Pipeline
         sinks=tuple(s.build(sink_source(spec, i), secrets.reader("sinks", i)) for i, s in enumerate(spec.sinks)),
         operators=tuple(_operator(operator) for operator in spec.operators),
         state=StateOptions(**spec.state.model_dump()),
-        batch=BatchOptions(**spec.batch.model_dump()),
+        batch=_batch(spec),
         restart=RestartOptions(**spec.restart.model_dump()),
         checkpoint=_checkpoint(spec.checkpoint, secrets),
         staging=StagingOptions(**spec.staging.model_dump()),
@@ -87,6 +87,16 @@ def _home(loaded: LoadedSpec, secrets: _Secrets) -> Home:
     for message in find_home_problems(spec, home.root):
         secrets.report(at, message, "Set `home` to a folder or URI of its own.")
     return home
+
+
+def _batch(spec: PipelineSpec) -> BatchOptions:
+    """Return the size of an epoch. Defaults belong to the kinds of sources; of several, the smallest counts."""
+    given = spec.batch.model_dump()
+    for source in spec.sources.values():
+        for key, value in source.batch_defaults.items():
+            if key not in spec.batch.model_fields_set:
+                given[key] = min(given[key], value)
+    return BatchOptions(**given)
 
 
 def _operator(operator: OperatorConfig) -> OperatorOptions:

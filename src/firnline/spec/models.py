@@ -28,6 +28,7 @@ from firnline.config.fields import (
     Config,
     Count,
     Duration,
+    Flag,
     Location,
     Millis,
     Name,
@@ -232,9 +233,13 @@ class BatchConfig(Config):
 
     other_words: ClassVar[dict[str, str]] = {"max_records": "max_events", "max_rows": "max_events"}
 
-    max_events: Count = Field(default=5_000_000, description="Maximum number of records per epoch (approximate).")
+    max_events: Count = Field(
+        default=5_000_000,
+        description="Maximum number of records per epoch (approximate). Default with a Kafka source: 100000.",
+    )
     max_bytes: Size = Field(
-        default=1024 * 1024 * 1024, description="Maximum number of input bytes per epoch (approximate)."
+        default=1024 * 1024 * 1024,
+        description="Maximum number of input bytes per epoch (approximate). Default with a Kafka source: 64 MiB.",
     )
     max_files: Count = Field(default=1000, description="Maximum number of input files per epoch.")
     max_output_files: Count = Field(
@@ -246,7 +251,14 @@ class BatchConfig(Config):
         "table; behind operators the number of Spark tasks decides.",
     )
     max_ms: Millis = Field(
-        default=60_000, description="How long an epoch collects input, in milliseconds; never cuts inside a task."
+        default=60_000,
+        description="How long an epoch collects input, in milliseconds; never cuts inside a task. Default with a Kafka "
+        "source: 200, and only while records keep coming.",
+    )
+    respect_source_tx: Flag = Field(
+        default=True,
+        description="Whether a transaction of the source stays in one epoch. Files have none, and Kafka does not tell "
+        "where one ends.",
     )
     max_inflight: Count = Field(default=2, description="Maximum number of epochs in flight; commits stay in order.")
     job_timeout_secs: Seconds = Field(

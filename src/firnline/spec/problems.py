@@ -18,9 +18,6 @@ KeyPath = tuple[str | int, ...]
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_SHOWN = "what it holds"  # instead of a secret
 _LONGEST_SHOWN = 60
-_NOT_YET: dict[KeyPath, str] = {
-    ("batch", "respect_source_tx"): "files have no transactions",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +176,6 @@ def _shown(value: object) -> str:
 
 def _unknown_key(path: KeyPath, root: type[BaseModel]) -> tuple[str, str | None]:
     key, model = str(path[-1]), _model_at(path[:-1], root)
-    if path in _NOT_YET:
-        return f"unknown key ({_NOT_YET[path]})", None
     here = next((home for home, other in _all_models(root) if other is model), "")
     homes = [home for home, other in _all_models(root) if key in _keys(other) and home != here]
     if len(homes) == 1 and key not in _other_words(model):

@@ -146,7 +146,7 @@ sources:
     late_files: ingset
     evolution: add
     schema: {evolution: ad}
-batch: {max_records: 5, max_file: 1, respect_source_tx: true}
+batch: {max_records: 5, max_file: 1, respect_source_tx: 7}
 lineage: true
 operators: {}
 zzz: 1
@@ -162,9 +162,9 @@ zzz: 1
         '(did you mean "ingest"?)',
         "firnline.yml:8: sources.s.evolution: unknown key here (it belongs in sources.<name>.schema)",
         'firnline.yml:9: sources.s.schema.evolution: must be one of add, rescue, fail, not "ad" (did you mean "add"?)',
+        "firnline.yml:10: batch.respect_source_tx: must be true or false, not 7",
         'firnline.yml:10: batch.max_records: unknown key (did you mean "max_events"?)',
         'firnline.yml:10: batch.max_file: unknown key (did you mean "max_files"?)',
-        "firnline.yml:10: batch.respect_source_tx: unknown key (files have no transactions)",
         "firnline.yml:11: lineage: unknown key here (it belongs in sources.<name>)",
         "firnline.yml:12: operators: must be a list, e.g. [month], not a mapping",
         "firnline.yml:13: zzz: unknown key "

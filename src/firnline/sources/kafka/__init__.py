@@ -1,0 +1,1 @@
+"""The Kafka source: topics, read by offset ranges."""

@@ -1,0 +1,43 @@
+"""The options of a Kafka source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from firnline.options import SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSourceOptions(SourceOptions):
+    """A Kafka source: reads the committed records of topics by offset ranges."""
+
+    type: ClassVar[str] = "kafka"
+    replays_quarantine: ClassVar[bool] = False
+
+    brokers: str  # host:port, with commas
+    topics: tuple[str, ...] = ()
+    pattern: str = ""  # instead of `topics`: a regular expression for whole names
+    start: str = "earliest"  # or latest, or an RFC 3339 time
+    value: Literal["json", "raw"] = "json"
+    include: tuple[str, ...] = ()  # of key, headers, timestamp, topic, partition, offset
+    key: Literal["text", "raw"] = "text"
+    tombstones: Literal["row", "skip"] = "row"
+    on_gap: Literal["fail", "continue"] = "fail"
+    group: str | None = None  # where acknowledged offsets are committed; None: firnline-<pipeline>; empty: nowhere
+    security: Mapping[str, str] = field(default_factory=dict)  # settings of the client; hold secrets
+    client: Mapping[str, str] = field(default_factory=dict)
+    poll_interval_secs: float = field(default=0.1, kw_only=True)
+
+    @property
+    def location(self) -> str:
+        return f"/{self.pattern}/" if self.pattern else ",".join(sorted(self.topics))
+
+    def covers(self, topic: str) -> bool:
+        """Return whether the source reads a topic of this name."""
+        return bool(re.fullmatch(self.pattern, topic)) if self.pattern else topic in self.topics
+
+    def for_pipeline(self, name: str) -> KafkaSourceOptions:
+        return replace(self, group=f"firnline-{name}") if self.group is None else self

@@ -1,0 +1,395 @@
+"""The Kafka source, in the driver: looks for new records, plans offset ranges, keeps positions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from firnline.clock import SystemClock
+from firnline.errors import ConfigError, SourceError, SourceGapError, SourceMovedError
+from firnline.faults import fault_point
+from firnline.kafka_client import as_source_error, load_library
+from firnline.sources.base import Backlog, Limits, PositionView, Source, SourcePlan, Split
+from firnline.sources.kafka.clients import (
+    CALL_SECONDS,
+    EARLIEST,
+    LATEST,
+    Topic,
+    describe_topics,
+    list_offsets,
+    open_admin,
+)
+from firnline.sources.kafka.messages import GAP_HINT, KafkaReaderSettings, RangeInput, RangeOutcome
+from firnline.sources.kafka.options import KafkaSourceOptions
+from firnline.sources.kafka.planning import Bounds, find_gaps, share_tasks, skip_gaps, take
+from firnline.sources.kafka.position import PartitionId, PartitionState, Position, Range
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0  # between two looks for new topics and partitions while nothing new comes
+MORE_SECONDS = 0.02  # between two looks whether more records have come
+NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the brokers have: the topics that the source covers, and the bounds of their partitions."""
+
+    topics: Mapping[str, Topic]
+    bounds: Mapping[PartitionId, Bounds]
+
+    @property
+    def ids(self) -> dict[str, str]:
+        return {name: topic.id for name, topic in self.topics.items()}
+
+
+class KafkaSource(Source):
+    """Topics of a Kafka cluster."""
+
+    def __init__(self, options: KafkaSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
+        load_library()
+        self.name = options.name
+        self.poll_interval_secs = options.poll_interval_secs
+        self._options = options
+        self._once = once
+        self._moved = moved
+        self._clock = SystemClock()
+        self._client = {"bootstrap.servers": options.brokers, **options.security, **options.client}
+        self._starts: dict[PartitionId, int] = {}  # of partitions that no committed position names yet
+        self._ends: dict[PartitionId, int] | None = None  # once: where the partitions ended when the run began
+        self._looked_at = float("-inf")
+        self._committer: Any = None
+        self._mean_bytes = 0.0
+
+    @property
+    def location(self) -> str:
+        return self._options.location
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    def start(self, position: Json | None) -> Json:
+        if position is None:
+            return Position(self.location).to_json()
+        known = Position.from_json(position)
+        if self._moved is not None and known.location == self._moved[0]:
+            if len(known.topics) != len(self._options.topics):
+                raise ConfigError(
+                    f"source {self.name!r} was moved from {len(known.topics)} topics to {len(self._options.topics)}",
+                    hint="Name as many topics as before; they correspond in the order of their names.",
+                )
+            return known.moved(self.location, self._options.topics).to_json()
+        if known.topics and not any(self._options.covers(name) for name in known.topics):
+            raise SourceMovedError(
+                f"source {self.name!r} read {known.location}, and now names {self.location}",
+                hint="If the same records with the same offsets are now in other topics, run once with --source-moved "
+                f"{known.location}={self.location}. For other topics, give the source another name.",
+            )
+        return replace(known, location=self.location).to_json()
+
+    def describe(self, position: Json) -> PositionView:
+        return Position.from_json(position).describe()
+
+    def check(self) -> None:
+        self._look()
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _look(self) -> _View:
+        """Ask the brokers for the topics, their partitions and the bounds of these."""
+        topics = describe_topics(self._admin, self._names(), self._options.brokers)
+        missing = [name for name in self._options.topics if name not in topics]
+        if missing:
+            raise SourceError(
+                f"topic {missing[0]!r} does not exist (brokers {self._options.brokers})",
+                hint="Create the topic, or correct the name in `topics`; the run retries.",
+            )
+        partitions = [PartitionId(name, number) for name, topic in topics.items() for number in topic.partitions]
+        ends = list_offsets(self._admin, partitions, LATEST, self._options.brokers)
+        starts = list_offsets(self._admin, partitions, EARLIEST, self._options.brokers)
+        self._looked_at = self._clock.monotonic()
+        return _View(topics, {one: Bounds(starts[one], ends[one]) for one in partitions if one in starts & ends.keys()})
+
+    def _names(self) -> list[str]:
+        if not self._options.pattern:
+            return list(self._options.topics)
+        try:
+            found = self._admin.list_topics(timeout=CALL_SECONDS).topics
+        except load_library().KafkaException as error:
+            raise as_source_error("cannot list topics", self._options.brokers, error) from error
+        return sorted(name for name in found if not name.startswith("__") and self._options.covers(name))
+
+    @property
+    def _admin(self) -> Any:
+        return open_admin(self._client)
+
+    def _latest(self, partitions: Iterable[PartitionId]) -> dict[PartitionId, int]:
+        return list_offsets(self._admin, partitions, LATEST, self._options.brokers)
+
+    def _has_news(self, position: Position) -> bool:
+        """Return whether a closer look is worth its time: records have come, or it is due."""
+        if self._once or self._clock.monotonic() - self._looked_at > LOOK_SECONDS or not position.topics:
+            return True
+        known = [one for one, _ in position.partitions() if self._options.covers(one.topic)]
+        ends = self._latest(known)
+        return any(one not in ends or (position.of(one) or PartitionState(0)).unread(ends[one]) for one in known)
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        base = Position.from_json(position)
+        if not self._has_news(self._with_starts(base)):
+            return None
+        view = self._look()
+        known, notes = self._follow(base, view)
+        slices = take(known, self._bounds(view), limits.max_events)
+        if slices and not self._once:
+            view = self._wait_for_more(known, view, limits)
+            slices = take(known, self._bounds(view), limits.max_events)
+        if not slices:
+            self._ends = None
+            return None
+        parts = share_tasks(slices, min(limits.parallelism, max(1, limits.max_output_files // limits.files_per_task)))
+        splits = [
+            Split(
+                inputs=[RangeInput(str(s.partition), s.topic_id, *one).to_json() for s, one in part],
+                max_records=sum(one.end - one.start for _, one in part),
+                max_bytes=max(1, limits.max_bytes // len(parts)),
+                max_output_files=max(1, limits.max_output_files // len(parts)),
+            )
+            for part in parts
+        ]
+        records = sum(one.records for one in slices)
+        return SourcePlan(
+            source=self.name,
+            base=position,
+            splits=splits,
+            files=sum(len(split.inputs) for split in splits),
+            size_bytes=int(records * self._mean_bytes),
+            notes={"position": known.to_json(), **notes},
+        )
+
+    def _bounds(self, view: _View) -> Mapping[PartitionId, Bounds]:
+        """Return the bounds to plan with: a `once` run ends where the partitions ended when it began."""
+        if not self._once:
+            return view.bounds
+        if self._ends is None:
+            self._ends = {one: bounds.end for one, bounds in view.bounds.items()}
+        return {
+            one: Bounds(bounds.start, min(bounds.end, self._ends[one]))
+            for one, bounds in view.bounds.items()
+            if one in self._ends
+        }
+
+    def _with_starts(self, position: Position) -> Position:
+        """Return the position with the starts of partitions that this process has chosen, and no epoch committed."""
+        for one, start in self._starts.items():
+            topic = position.topics.get(one.topic)
+            if position.of(one) is None:
+                position = position.set(one, topic.id if topic is not None else "", PartitionState(start))
+        return position
+
+    def _follow(self, base: Position, view: _View) -> tuple[Position, dict[str, Any]]:
+        """Return the position with new partitions in it and beyond gaps, and what the ledger must say of both.
+
+        Raises:
+            SourceGapError: records are missing, and the settings make this an error.
+        """
+        gaps = find_gaps(base, view.ids, view.bounds)
+        if gaps and self._options.on_gap == "fail":
+            more = f" (and {len(gaps) - 1} more partitions)" if len(gaps) > 1 else ""
+            raise SourceGapError(f"source {self.name!r}, {gaps[0]}{more}", hint=GAP_HINT, source=self.name)
+        position = skip_gaps(base, view.ids, gaps)
+        for gap in gaps:
+            logger.warning("records are missing: %s; reading goes on", gap, extra={"source": self.name})
+        restarts = {str(gap.partition): gap.resume for gap in gaps}
+        new = [one for one in view.bounds if position.of(one) is None]
+        self._choose_starts(new, base, view)
+        for one in new:
+            position = position.set(one, view.ids[one.topic], PartitionState(self._starts[one]))
+            restarts[str(one)] = self._starts[one]
+        for name, topic in position.topics.items():
+            if not topic.id and name in view.topics:  # of a position that was moved
+                for number, state in topic.partitions.items():
+                    position = position.set(PartitionId(name, number), view.ids[name], state)
+        return position, {"restarts": restarts, "gaps": {str(gap.partition): gap.reason for gap in gaps}}
+
+    def _choose_starts(self, partitions: Sequence[PartitionId], base: Position, view: _View) -> None:
+        """Choose where new partitions begin: at `start` if their topic is new to a pipeline that names it, else at
+        their beginning. Chosen once, since `latest` moves."""
+        unknown = [one for one in partitions if one not in self._starts]
+        by_start = [
+            one for one in unknown if one.topic not in base.topics and not (self._options.pattern and base.topics)
+        ]
+        for one in unknown:
+            self._starts[one] = view.bounds[one].start
+        if self._options.start == "earliest" or not by_start:
+            return
+        if self._options.start == "latest":
+            self._starts |= {one: view.bounds[one].end for one in by_start}
+            return
+        millis = int(datetime.fromisoformat(self._options.start).timestamp() * 1000)
+        at = list_offsets(self._admin, by_start, millis, self._options.brokers)
+        self._starts |= {one: at[one] if at.get(one, -1) >= 0 else view.bounds[one].end for one in by_start}
+
+    def _wait_for_more(self, position: Position, view: _View, limits: Limits) -> _View:
+        """Wait for more records while they keep coming, for at most `max_ms` and until the slice is full."""
+        deadline = self._clock.monotonic() + limits.max_ms / 1000
+        while True:
+            waiting = sum(one.records for one in take(position, view.bounds, limits.max_events))
+            left = deadline - self._clock.monotonic()
+            if waiting >= limits.max_events or left <= 0:
+                return view
+            self._clock.sleep(min(left, MORE_SECONDS))
+            ends = self._latest(view.bounds)
+            grown = {one: replace(b, end=max(b.end, ends.get(one, b.end))) for one, b in view.bounds.items()}
+            if grown == view.bounds:
+                return view
+            view = replace(view, bounds=grown)
+
+    def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
+        before = Position.from_json(plan.notes["position"])
+        ids = {name: topic.id for name, topic in before.topics.items()}
+        read: dict[PartitionId, list[RangeOutcome]] = {}
+        for item in outcomes:
+            outcome = RangeOutcome.from_json(item)
+            read.setdefault(PartitionId.parse(outcome.path), []).append(outcome)
+        position, records = before, list[dict[str, Json]]()
+        restarts, gaps = plan.notes["restarts"], plan.notes["gaps"]
+        for partition, state in before.partitions():
+            done = read.get(partition, [])
+            if not done and str(partition) not in restarts:
+                continue
+            covered = state.cover(Range(one.start, one.end, one.epoch) for one in done)
+            position = position.set(partition, ids[partition.topic], covered)
+            start, end = (done[0].start, done[-1].end) if done else (state.next, state.next)
+            records.append(
+                {
+                    "path": str(partition),
+                    "topic_id": ids[partition.topic],
+                    "from": start,
+                    "to": end,
+                    "status": "committed" if done else "pending",
+                    "records": sum(one.records for one in done),
+                    "size_bytes": sum(one.size_bytes for one in done),
+                    "processed_time": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "ranges": [[one.start, one.end, one.epoch, one.records, one.checksum] for one in done],
+                    **({"restart": restarts[str(partition)]} if str(partition) in restarts else {}),
+                    **({"gap": gaps[str(partition)]} if str(partition) in gaps else {}),
+                }
+            )
+        count = sum(int(one["records"]) for one in records)
+        if count:
+            self._mean_bytes = sum(int(one["size_bytes"]) for one in records) / count
+        return position.to_json(), records
+
+    def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
+        known = Position.from_json(position)
+        for record in records:
+            partition, topic_id = PartitionId.parse(str(record["path"])), str(record["topic_id"])
+            topic = known.topics.get(partition.topic)
+            state = known.of(partition) if topic is not None and topic.id in ("", topic_id) else None
+            if "restart" in record or state is None:
+                start = int(record["restart"] if "restart" in record else record["from"])
+                ahead = [one for one in state.ahead if one.end > start] if state is not None else []
+                state = PartitionState(start).cover(ahead)
+            ranges = [Range(int(start), int(end), int(epoch)) for start, end, epoch, *_ in record["ranges"]]
+            known = known.set(partition, topic_id, state.cover(ranges))
+        return known.to_json()
+
+    def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
+        inputs = [
+            RangeInput(
+                str(record["path"]), str(record["topic_id"]), int(start), int(end), -1, int(count), str(checksum)
+            )
+            for record in records
+            for start, end, _, count, checksum in record["ranges"]
+        ]
+        tasks = max(1, min(parallelism, len(inputs)))
+        size = -(-len(inputs) // tasks)
+        splits = [
+            Split([one.to_json() for one in inputs[at : at + size]], NO_LIMIT, NO_LIMIT, NO_LIMIT)
+            for at in range(0, len(inputs), size or 1)
+        ]
+        known = Position.from_json(position).to_json()
+        notes = {"position": known, "restarts": {}, "gaps": {}}
+        size_bytes = sum(int(record.get("size_bytes", 0)) for record in records)
+        return SourcePlan(self.name, position, splits, len(inputs), size_bytes, notes=notes)
+
+    def backlog(self, position: Json) -> Backlog:
+        known = self._with_starts(Position.from_json(position))
+        partitions = [one for one, _ in known.partitions() if self._options.covers(one.topic)]
+        if not partitions:
+            view = self._look()
+            waiting = [bounds.end - bounds.start for bounds in view.bounds.values() if bounds.end > bounds.start]
+        else:
+            ends = self._latest(partitions)
+            unread = [(known.of(one) or PartitionState(0)).unread(ends[one]) for one in partitions if one in ends]
+            waiting = [sum(e - s for s, e, _ in ranges) for ranges in unread if ranges]
+        return Backlog(len(waiting), int(sum(waiting) * self._mean_bytes))
+
+    # -- after the commit -----------------------------------------------------------------------------
+
+    def acknowledge(self, position: Json) -> None:
+        """Commit offsets for a consumer group, so that tools which watch lag see it. They are never read."""
+        library = load_library()
+        offsets = [
+            library.TopicPartition(one.topic, one.number, state.next)
+            for one, state in Position.from_json(position).partitions()
+        ]
+        if not self._options.group or not offsets:
+            return
+        if self._committer is None:
+            client = {**self._client, "group.id": self._options.group, "enable.auto.commit": False, "log_level": 0}
+            self._committer = library.Consumer(client)
+        fault_point("kafka.acknowledge.before")
+        try:
+            self._committer.commit(offsets=offsets, asynchronous=False)
+        except library.KafkaException as error:
+            what = f"cannot commit offsets of group {self._options.group}"
+            raise as_source_error(what, self._options.brokers, error) from error
+        fault_point("kafka.acknowledge.after")
+
+    def find_unavailable(
+        self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
+    ) -> list[str]:
+        wanted = [record for record in records if record["ranges"]]
+        if not wanted:
+            return []
+        partitions = sorted({PartitionId.parse(str(record["path"])) for record in wanted})
+        topics = describe_topics(self._admin, sorted({one.topic for one in partitions}), self._options.brokers)
+        starts = list_offsets(
+            self._admin,
+            [one for one in partitions if one.topic in topics],
+            EARLIEST,
+            self._options.brokers,
+        )
+        unavailable = []
+        for record in wanted:
+            partition, start = PartitionId.parse(str(record["path"])), int(record["from"])
+            topic = topics.get(partition.topic)
+            if topic is None or partition not in starts:
+                unavailable.append(f"{partition} offset {start}: the topic no longer exists")
+            elif topic.id != record["topic_id"]:
+                unavailable.append(f"{partition} offset {start}: the topic was deleted and created again")
+            elif start < starts[partition]:
+                unavailable.append(f"{partition} offset {start}: deleted; its log starts at {starts[partition]}")
+        return unavailable
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def reader_settings(self) -> dict[str, Json]:
+        options = self._options
+        return KafkaReaderSettings(
+            source=self.name,
+            client=dict(self._client),
+            value=options.value,
+            include=list(options.include),
+            key=options.key,
+            tombstones=options.tombstones,
+            on_bad_record=options.on_bad_record,
+            on_gap=options.on_gap,
+        ).to_json()

@@ -1,0 +1,317 @@
+"""The Kafka source against a real broker: what every source promises, and what Kafka adds to it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.errors import InputChangedError, SourceError, SourceGapError
+from firnline.kafka_client import security_settings
+from firnline.options import BatchOptions, PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.kafka.options import KafkaSourceOptions
+from firnline.testing.local import run_locally
+from firnline.testing.sources import LIMITS, AddRecords, ReadSlice, SourceConformance, SourceDriver
+from tests.support.duck import execute
+from tests.support.kafka import KafkaServer
+from tests.support.processes import free_port, wait_until
+
+pytestmark = pytest.mark.kafka
+
+
+class TestKafkaSource(SourceConformance):
+    max_batch = 20_000  # messages that are decoded together, twice
+
+    @pytest.fixture
+    def options(self, kafka: KafkaServer) -> KafkaSourceOptions:
+        return KafkaSourceOptions("events", brokers=kafka.bootstrap, topics=(kafka.new_topic(),), group="conformance")
+
+    @pytest.fixture
+    def elsewhere(self, kafka: KafkaServer) -> KafkaSourceOptions:
+        return KafkaSourceOptions("events", brokers=kafka.bootstrap, topics=(kafka.new_topic(),))
+
+    @pytest.fixture
+    def add_records(self, kafka: KafkaServer, options: KafkaSourceOptions) -> AddRecords:
+        def add(records: Sequence[dict[str, Any]]) -> None:
+            kafka.produce(options.topics[0], [json.dumps(record) for record in records])
+
+        return add
+
+
+def options_of(kafka: KafkaServer, topic: str, **settings: Any) -> KafkaSourceOptions:
+    return KafkaSourceOptions("events", **{"brokers": kafka.bootstrap, "topics": (topic,), **settings})
+
+
+def pipeline_of(source: KafkaSourceOptions, table: Path, **settings: Any) -> PipelineOptions:
+    batch = BatchOptions(max_events=100_000, max_bytes=64 << 20, max_ms=200)
+    return PipelineOptions("p", (source,), (DeltaSinkOptions("out", str(table)),), batch=batch, **settings)
+
+
+def query(text: str) -> list[tuple[Any, ...]]:
+    return list(execute(text).fetchall())
+
+
+def rows_of(table: Path, columns: str = "*") -> list[tuple[Any, ...]]:
+    """Rows of a Delta table, read by DuckDB: the files that delta-rs names."""
+    from deltalake import DeltaTable
+
+    files = [uri.removeprefix("file://") for uri in DeltaTable(str(table)).file_uris()]
+    return query(f"SELECT {columns} FROM read_parquet({files}, union_by_name=true) ORDER BY ALL")
+
+
+def test_values_become_rows_and_bad_ones_go_to_quarantine(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic()
+    values = ['{"id": 1}', '{\n "id": 2,\n "new": "x"\n}', "", None, '{"id": "line\nfeed"}', "nothing", '{"id": 3.5}']
+    kafka.produce(topic, values)
+    result = run_locally(pipeline_of(options_of(kafka, topic, lineage=True, max_bad_ratio=1.0), tmp_path / "out"))
+    assert result.records == 7
+    rows = rows_of(tmp_path / "out", "_firnline_file, _firnline_record, id, new")
+    assert rows == [(f"{topic}/0", 0, 1.0, None), (f"{topic}/0", 1, 2.0, "x"), (f"{topic}/0", 3, None, None),
+                    (f"{topic}/0", 6, 3.5, None)]  # fmt: skip
+    (folder,) = (tmp_path / "out" / "_firnline").glob("**/quarantine")
+    bad = query(f"SELECT file, record, line, reason, raw FROM '{folder}/*.parquet' ORDER BY record")
+    assert bad == [
+        (f"{topic}/0", 2, 2, "not-json", b""),
+        (f"{topic}/0", 4, 4, "not-json", b'{"id": "line\nfeed"}'),
+        (f"{topic}/0", 5, 5, "not-json", b"nothing"),
+    ]
+
+
+def test_facts_about_records_become_columns(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic(2, retention_ms=-1)  # of times long ago
+    kafka.produce(topic, ['{"id": 1, "_key": "no"}'], keys=["a"], partition=1, headers={"h": "1"}, timestamp=86_400_000)
+    kafka.produce(topic, [None], keys=["a"], partition=0)
+    kafka.produce(topic, ['{"id": 2}'], keys=[b"\xff"], partition=0)
+    include = ("key", "headers", "timestamp", "topic", "partition", "offset")
+    source = options_of(kafka, topic, include=include, max_bad_ratio=1.0)
+    for expected in (2, 3):
+        run_locally(pipeline_of(source, tmp_path / "out"))
+        rows = rows_of(tmp_path / "out", "id, _key, _topic, _partition, _offset, _headers, epoch_ms(_timestamp)")
+        assert len(rows) == expected
+        assert rows[0] == (1, "a", topic, 1, 0, [{"name": "h", "value": b"1"}], 86_400_000)
+        assert (None, "a", topic, 0, 0) in [row[:5] for row in rows]
+        kafka.produce(topic, ['{"id": 3}'], partition=0)  # the table knows the columns now
+    assert ('{"_key":"no"}',) in rows_of(tmp_path / "out", "_rescued_data")
+
+
+def test_raw_values_stay_bytes(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic()
+    for values in ([b"\x00\xff", b"", None], [b"more"]):
+        kafka.produce(topic, values)
+        source = options_of(kafka, topic, value="raw", include=("offset",))
+        run_locally(pipeline_of(source, tmp_path / "out"))
+    assert rows_of(tmp_path / "out", "_offset, value") == [(0, b"\x00\xff"), (1, b""), (2, None), (3, b"more")]
+
+
+def test_aborted_and_open_transactions_are_not_read(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic, ids = kafka.new_topic(), itertools.count()
+
+    def values(count: int) -> list[str]:
+        return [json.dumps({"id": next(ids)}) for _ in range(count)]
+
+    name = f"{topic}-tx"
+    kafka.produce(topic, values(3))
+    kafka.produce(topic, values(2), transactional_id=name, abort=True)
+    kafka.produce(topic, values(2), transactional_id=name)
+    other = kafka.producer(transactional_id=f"{name}-open")
+    other.init_transactions(60)
+    other.begin_transaction()
+    other.produce(topic, values(1)[0])
+    other.flush(60)
+    kafka.produce(topic, values(1))  # behind an open transaction: not stable yet
+    pipeline = pipeline_of(options_of(kafka, topic), tmp_path / "out")
+    run_locally(pipeline)
+    assert [row[0] for row in rows_of(tmp_path / "out", "id")] == [0, 1, 2, 5, 6]
+    other.commit_transaction(60)
+    run_locally(pipeline)
+    assert [row[0] for row in rows_of(tmp_path / "out", "id")] == [0, 1, 2, 5, 6, 7, 8]
+
+
+def test_many_partitions_are_read_by_few_tasks(kafka: KafkaServer, tmp_path: Path) -> None:
+    topic = kafka.new_topic(6)
+    for partition in range(6):
+        kafka.produce(topic, [json.dumps({"p": partition, "n": n}) for n in range(4000)], partition=partition)
+    pipeline = pipeline_of(options_of(kafka, topic, include=("partition", "offset")), tmp_path / "out")
+    run_locally(pipeline)
+    assert rows_of(tmp_path / "out", "count(*), count(DISTINCT (p, n)), count_if(p = _partition AND n = _offset)") == [
+        (24_000, 24_000, 24_000)
+    ]
+
+
+def test_new_partitions_begin_at_their_beginning_and_a_pattern_finds_new_topics(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    name = f"grow-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(f"{name}.a")
+    kafka.produce(f"{name}.a", ['{"id": 0}'])
+    source = options_of(kafka, "", topics=(), pattern=rf"{name}\..*", start="latest")
+    driver = SourceDriver(source)
+    position = driver.source.start(None)
+    assert driver.step(position) is None
+    kafka.produce(f"{name}.a", ['{"id": 1}'])
+    first = driver.step(position)
+    assert first is not None
+    assert first.ids == [1]
+    kafka.add_partitions(f"{name}.a", 2)
+    kafka.create_topic(f"{name}.b")
+    kafka.produce(f"{name}.a", ['{"id": 2}'], partition=1)
+    kafka.produce(f"{name}.b", ['{"id": 3}'])
+    later = SourceDriver(source)
+    found = later.step(later.source.start(first.after))
+    assert found is not None
+    assert sorted(found.ids) == [2, 3]
+    assert json.loads(json.dumps(later.source.replay(first.after, found.records))) == found.after
+
+
+def test_a_start_time_names_the_first_record(kafka: KafkaServer) -> None:
+    topic = kafka.new_topic(retention_ms=-1)  # of times long ago
+    for number in range(3):
+        kafka.produce(topic, [json.dumps({"id": number})], timestamp=1_700_000_000_000 + 1000 * number)
+    driver = SourceDriver(options_of(kafka, topic, start="2023-11-14T22:13:21+00:00"))
+    found = driver.step(driver.source.start(None))
+    assert found is not None
+    assert found.ids == [1, 2]
+
+
+def test_a_run_that_reads_once_ends_though_records_keep_coming(kafka: KafkaServer) -> None:
+    topic = kafka.new_topic()
+    kafka.produce(topic, [json.dumps({"id": n}) for n in range(4)])
+    driver = SourceDriver(options_of(kafka, topic))
+    position, ids = driver.source.start(None), list[int]()
+    while (found := driver.step(position, replace(LIMITS, max_events=2))) is not None:
+        position = found.after
+        ids += found.ids
+        kafka.produce(topic, [json.dumps({"id": 100 + n}) for n in range(4)])
+    assert ids == [0, 1, 2, 3]
+
+
+# -- what the source lost while nobody read -----------------------------------------------------------
+
+
+def read_some(kafka: KafkaServer, **settings: Any) -> tuple[str, KafkaSourceOptions, Any, ReadSlice]:
+    topic = kafka.new_topic()
+    kafka.produce(topic, [json.dumps({"id": n}) for n in range(10)])
+    source = options_of(kafka, topic, **settings)
+    driver = SourceDriver(source)
+    found = driver.step(driver.source.start(None), replace(LIMITS, max_events=4))
+    assert found is not None
+    return topic, source, found.after, found
+
+
+def test_retention_that_overtook_is_named_and_passed_on_demand(
+    kafka: KafkaServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, source, position, found = read_some(kafka)
+    kafka.delete_records(topic, 0, 6)
+    driver = SourceDriver(source)
+    with pytest.raises(SourceGapError, match=rf"{topic}/0: offsets 4 to 5 were deleted") as caught:
+        driver.step(driver.source.start(position))
+    assert "on_gap: continue" in caught.value.hint
+    assert driver.source.find_unavailable(position, found.records) == [
+        f"{topic}/0 offset 0: deleted; its log starts at 6"
+    ]
+    driver = SourceDriver(replace(source, on_gap="continue"))
+    rest = driver.step(driver.source.start(position))
+    assert rest is not None
+    assert rest.ids == [6, 7, 8, 9]
+    assert "offsets 4 to 5" in caplog.text
+    assert rest.records[0]["gap"]
+    assert json.loads(json.dumps(driver.source.replay(position, rest.records))) == rest.after
+
+
+def test_a_topic_that_was_created_again_is_another_one(kafka: KafkaServer) -> None:
+    topic, source, position, found = read_some(kafka)
+    kafka.delete_topic(topic)
+    driver = SourceDriver(source)
+    with pytest.raises(SourceError, match="does not exist"):
+        driver.step(driver.source.start(position))
+    kafka.create_topic(topic)
+    kafka.produce(topic, [json.dumps({"id": 100 + n}) for n in range(20)])  # more than were read of the old one
+    with pytest.raises(SourceGapError, match="deleted and created again"):
+        driver.step(driver.source.start(position))
+    assert driver.source.find_unavailable(position, found.records)
+    driver = SourceDriver(replace(source, on_gap="continue"))
+    rest = driver.step(driver.source.start(position))
+    assert rest is not None
+    assert rest.ids == list(range(100, 120))
+    assert json.loads(json.dumps(driver.source.replay(position, rest.records))) == rest.after
+
+
+def test_a_topic_that_is_created_again_between_plan_and_reading_is_noticed(kafka: KafkaServer) -> None:
+    topic, source, position, _ = read_some(kafka)
+    driver = SourceDriver(source)
+    plan = driver.source.plan(driver.source.start(position), LIMITS)
+    assert plan is not None
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic)
+    kafka.produce(topic, [json.dumps({"id": 100 + n}) for n in range(20)])
+    with pytest.raises(SourceGapError):
+        driver.read(plan)
+
+
+def test_a_replay_that_differs_stops(kafka: KafkaServer) -> None:
+    _, source, _, found = read_some(kafka)
+    driver = SourceDriver(source)
+    records = json.loads(json.dumps(found.records))
+    assert driver.read(driver.source.replan(found.after, records, 1))[0] == found.rows
+    records[0]["ranges"][0][3] += 1  # as if compaction had taken a record
+    with pytest.raises(InputChangedError, match="read 5 records there, and now there are 4"):
+        driver.read(driver.source.replan(found.after, records, 1))
+    records[0]["ranges"][0][3] -= 1
+    records[0]["ranges"][0][4] = "0" * 24
+    with pytest.raises(InputChangedError, match="others"):
+        driver.read(driver.source.replan(found.after, records, 1))
+
+
+def test_a_compacted_topic_is_read_and_its_replay_stops(kafka: KafkaServer) -> None:
+    topic = kafka.new_topic(
+        cleanup_policy="compact", segment_ms=100, min_cleanable_dirty_ratio=0.01, delete_retention_ms=0,
+        min_compaction_lag_ms=0,
+    )  # fmt: skip
+    kafka.produce(topic, [json.dumps({"id": n}) for n in range(5)], keys=["k"] * 5)
+    driver = SourceDriver(options_of(kafka, topic))
+    found = driver.step(driver.source.start(None))
+    assert found is not None
+
+    def is_compacted() -> bool:
+        kafka.produce(topic, [json.dumps({"id": 100})], keys=["other"])  # closes the segment
+        return len([r for r in kafka.read(topic) if r.offset < 5]) < 5
+
+    wait_until(is_compacted)
+    with pytest.raises(InputChangedError):
+        driver.read(driver.source.replan(found.after, found.records, 1))
+    later = SourceDriver(options_of(kafka, topic))
+    assert all(number == 100 for one in later.steps(found.after) for number in one.ids)
+
+
+def test_acknowledged_offsets_are_those_of_the_group(kafka: KafkaServer) -> None:
+    from confluent_kafka import TopicPartition
+
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    topic, source, position, _ = read_some(kafka, group=group)
+    SourceDriver(source).source.acknowledge(position)
+    consumer = kafka.consumer(group_id=group)
+    assert consumer.committed([TopicPartition(topic, 0)], timeout=60)[0].offset == 4
+    consumer.close()
+    SourceDriver(replace(source, group="")).source.acknowledge(position)
+    assert source.for_pipeline("p").group == group
+    assert replace(source, group=None).for_pipeline("p").group == "firnline-p"
+
+
+def test_brokers_that_do_not_answer_are_named_without_secrets(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firnline.sources.kafka.clients.CALL_SECONDS", 1.0)
+    security = security_settings(None, {"mechanism": "PLAIN", "username": "u", "password": "hidden"})
+    source = options_of(kafka, "t", brokers=f"127.0.0.1:{free_port()}", security=security)
+    driver = SourceDriver(source)
+    with pytest.raises(SourceError, match=r"127\.0\.0\.1") as caught:
+        driver.step(driver.source.start(None))
+    assert "hidden" not in str(caught.value)
