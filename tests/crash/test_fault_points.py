@@ -22,6 +22,7 @@ ELSEWHERE = (
     "widen.",
     "outbox.",
     "follower.",
+    "postgres.",
     "letter.",
     "state.",
 )  # fmt: skip

@@ -76,13 +76,15 @@ class PostgresServer:
             self._clock.sleep(0.05)
 
     def clear(self) -> None:
-        """Remove what stores have made; start the server if a test has left it stopped."""
+        """Remove what tests have made; start the server if a test has left it stopped."""
         import psycopg
 
         if self._process is None or self._process.poll() is not None:
             self.start()
         with psycopg.connect(self.dsn, autocommit=True) as db:
-            db.execute("DROP SCHEMA IF EXISTS firnline CASCADE")
+            for schema in ("firnline", "lake", "public"):
+                db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+            db.execute("CREATE SCHEMA public")
 
     def kill(self) -> None:
         """End it as a power cut would: it recovers from its log at the next start."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # a spec is read without Arrow
 PARKED = "parked"  # the type of a target whose rows are parked, and a mark of their files in the ledger
 KINDS = {
     "delta": "firnline.sinks.delta.kind",
+    "postgres": "firnline.sinks.postgres.kind",
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 

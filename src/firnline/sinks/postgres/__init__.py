@@ -1,0 +1,1 @@
+"""PostgreSQL tables: rows and checkpoint become true in one transaction."""

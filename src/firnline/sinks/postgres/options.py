@@ -1,0 +1,83 @@
+"""The options of a PostgreSQL table."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from firnline.options import FollowerOptions, StrictColumn
+from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
+
+DEFAULT_SCHEMA = "public"
+STATEMENT_TIMEOUT = timedelta(minutes=5)
+LOCK_TIMEOUT = timedelta(seconds=30)
+NAME_BYTES = 63  # PostgreSQL cuts longer names off
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSinkOptions(FollowerOptions):
+    """A PostgreSQL table."""
+
+    type: ClassVar[str] = "postgres"
+
+    dsn: str
+    table: str  # schema.table, or a table of the schema `public`
+    evolution: Literal["add", "fail"] = field(default="add", kw_only=True)  # what a column becomes that the table lacks
+    event_id: bool = field(default=False, kw_only=True)  # whether the column _firnline_id gets the id of each row
+    statement_timeout: timedelta = field(default=STATEMENT_TIMEOUT, kw_only=True)
+    lock_timeout: timedelta = field(default=LOCK_TIMEOUT, kw_only=True)
+    sequence_by: str | None = field(default=None, kw_only=True)  # upsert of records: the column that orders rows
+    delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)  # records that delete
+
+    @property
+    def location(self) -> str:
+        return f"{place_of(self.dsn)}/{'.'.join(self.table_name)}"
+
+    @property
+    def table_name(self) -> tuple[str, str]:
+        """Schema and name of the table."""
+        schema, _, name = self.table.rpartition(".")
+        return schema or DEFAULT_SCHEMA, name
+
+    @property
+    def strict_columns(self) -> Mapping[str, StrictColumn]:
+        if self.write != "upsert":
+            return {}
+        words = None if OP in self.delete_when else OPERATIONS
+        names = [*([self.sequence_by] if self.sequence_by else []), *self.delete_when]
+        return {
+            **{name: StrictColumn() for name in names},
+            OP: StrictColumn("string", words),
+            SEQUENCE: StrictColumn("int64"),
+        }
+
+    def own_shape(self) -> dict[str, Any]:
+        return {
+            "write": self.write,
+            "key": list(self.key),
+            "sequence_by": self.sequence_by,
+            "delete_when": {name: list(values) for name, values in self.delete_when.items()},
+            "event_id": self.event_id,
+        }
+
+
+def place_of(dsn: str) -> str:
+    """Return `postgresql://host:port/database` of a dsn, without credentials."""
+    if "://" in dsn:
+        parts = urlsplit(dsn)
+        given = dict(parse_qsl(parts.query))
+        hosts = parts.netloc.rpartition("@")[2]
+        host, _, port = hosts.rpartition(":") if ":" in hosts.rpartition("]")[2] else (hosts, "", "")
+        values = {"host": unquote(host), "port": port, "dbname": unquote(parts.path.strip("/")), **given}
+    else:
+        try:
+            pairs = shlex.split(dsn.replace(" = ", "="))
+        except ValueError:
+            pairs = []
+        values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    host, port = values.get("host") or values.get("hostaddr") or "localhost", values.get("port") or "5432"
+    return f"postgresql://{host}:{port}/{values.get('dbname') or ''}".rstrip("/")

@@ -1,0 +1,354 @@
+"""The sink of a PostgreSQL table: rows and checkpoint row become true in one transaction."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from psycopg import Connection
+from psycopg.sql import SQL, Composed, Identifier
+
+from firnline.errors import RollbackRefusedError, SchemaError, SinkError
+from firnline.sinks.base import (
+    Capabilities,
+    Decided,
+    Effect,
+    EpochCommit,
+    GoesBack,
+    Head,
+    ReplaceRows,
+    RestoreVersion,
+    SinkContext,
+    SinkReturn,
+)
+from firnline.sinks.dead_letters import DeadLetter
+from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
+from firnline.sinks.postgres.checkpoints import CheckpointRow
+from firnline.sinks.postgres.database import Database, Timeouts
+from firnline.sinks.postgres.options import PostgresSinkOptions, place_of
+from firnline.sinks.postgres.table import EPOCH, OWN, OWNER, Table, find_table, prepare_table
+from firnline.sinks.postgres.write import RowsRefusedError, RowWriter, Shape, read_chunks
+from firnline.types import Delivery, EntryRef, Json
+
+Db = Connection[tuple[Any, ...]]
+
+
+class PostgresSink(Follower):
+    """A table that rows are appended to. Every row says which sink wrote it in which epoch."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        Delivery.EXACTLY_ONCE, goes_back=GoesBack.EXACTLY, fed_from_outbox=True
+    )
+
+    def __init__(self, options: PostgresSinkOptions, context: SinkContext) -> None:
+        super().__init__(options, context)
+        self._schema, self._table = options.table_name
+        self._settings = options
+        timeouts = Timeouts(options.statement_timeout.total_seconds(), options.lock_timeout.total_seconds())
+        self._lock_seconds = timeouts.lock
+        self._database = Database(options.dsn, place_of(options.dsn), timeouts)
+        self._row = CheckpointRow(context.pipeline, self.name)
+        self._run = ""
+        self._claiming = 0  # the generation that is being claimed, or was
+
+    @property
+    def _owner(self) -> str:
+        return f"{self.context.pipeline}/{self.name}"
+
+    def shape(self) -> dict[str, Json]:
+        shape = super().shape()
+        own = {**shape["own"], "of_records": self.context.input_is_source}
+        return {**shape, "own": own}
+
+    # -- the head -------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
+        decided: Decided | None = None,
+    ) -> Head:
+        self._run, self._claiming = run, generation or 0
+        return super().claim(run, generation, baseline, onto, again=again, decided=decided)
+
+    @property
+    def _session(self) -> str:
+        return self._row.session_name(self._claiming, self._run)
+
+    def _lock(self, db: Db) -> FollowerHead | None:
+        """Lock the checkpoint row. While this run claims, backends of older runs that keep the lock are ended."""
+        older_than = self._claiming if self._generation != self._claiming else 0
+        return self._row.lock(db, self._session, older_than, self._lock_seconds)
+
+    def read_head(self) -> FollowerHead | None:
+        """Read the head. A run that has claimed waits for a backend that may still be committing."""
+        with self._database.transaction(self._session) as db:
+            if not self._row.exists(db):
+                return None
+            return self._lock(db) if self._claiming else self._row.read(db)
+
+    def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
+        with self._database.transaction(self._session) as db:
+            if expected is None:
+                self._row.ensure(db)
+            self._row.require(self._lock(db), expected, new.generation)
+            self._row.write(db, new)
+            self._database.commit(db, "postgres.head")
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        while True:
+            try:
+                return self._deliver(delivery)
+            except RowsRefusedError as refused:
+                bad = self._find_bad(delivery)
+                if not bad:
+                    reason = self._database.reason(refused)
+                    raise SinkError(f"{self.uri} refused a row, and takes it now: {reason}") from refused
+                delivery.refuse(bad)
+                delivery = delivery.without(bad)
+
+    def _deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        """Write rows and head in one transaction: the checkpoint row is locked first, and written last."""
+        after = delivery.final_head
+        with self._database.transaction(self._session) as db:
+            self._row.require(self._lock(db), delivery.head, after.generation)
+            writer = self._open_writer(db, delivery)
+            if writer is not None:
+                writer.write(read_chunks(delivery, Shape.of(delivery.shape)))
+            self._row.write(db, after)
+            self._database.commit(db, "postgres.commit")
+        return after
+
+    def _find_bad(self, delivery: EpochDelivery) -> list[DeadLetter]:
+        """Return the rows that the table can never hold. Writes nothing."""
+        with self._database.transaction(self._session) as db:
+            self._row.require(self._lock(db), delivery.head, delivery.head.generation)
+            writer = self._open_writer(db, delivery)
+            assert writer is not None
+            bad = writer.find_bad(read_chunks(delivery, Shape.of(delivery.shape)), self._database.reason)
+        letters = []
+        for rows in delivery.rows.read():
+            wanted = pa.array([number in bad for number in rows.numbers.to_pylist()], pa.bool_())
+            for number, row in zip(
+                rows.numbers.filter(wanted).to_pylist(), rows.batch.filter(wanted).to_pylist(), strict=True
+            ):
+                letters.append(DeadLetter(number, bad[number], {name: to_json(value) for name, value in row.items()}))
+        return letters
+
+    def _open_writer(self, db: Db, delivery: EpochDelivery) -> RowWriter | None:
+        """Bring the table into shape for an epoch. Returns None if the epoch has no rows."""
+        if not delivery.rows.rows:
+            return None
+        shape = Shape.of(delivery.shape)
+        columns = shape.columns(delivery.rows.shape.schema_of(delivery.rows.schema))
+        own = [] if shape.key else [OWNER, EPOCH]
+        table = prepare_table(
+            db, self._schema, self._table, columns, own, shape.key, may_add=self._settings.evolution == "add"
+        )
+        if shape.key:
+            self._require_unique(db, table, shape.key)
+        return RowWriter(db, table, columns, shape, self._owner, delivery.rows.epoch)
+
+    def _require_unique(self, db: Db, table: Table, key: Sequence[str]) -> None:
+        missing = [name for name in key if name not in table.columns]
+        if missing or not table.has_unique(db, key):
+            raise SchemaError(
+                f"table {table.shown} has no unique index on {', '.join(key)}, so rows cannot be found by their key",
+                hint=f"CREATE UNIQUE INDEX ON {table.shown} ({', '.join(key)})",
+            )
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse a server that is read-only, a table that does not fit, and missing rights. Read-only."""
+        with self._database.transaction(self._session) as db:
+            if _ask(db, "SELECT pg_is_in_recovery()"):
+                raise SinkError(f"{self.uri} is a standby server, which is read-only", hint="Name the primary server.")
+            table = find_table(db, self._schema, self._table)
+            if table is None:
+                self._require_creatable(db, self._schema)
+            else:
+                self._check_table(db, table)
+            if not self._row.exists(db):
+                self._require_creatable(db, "firnline")
+            else:
+                self._require_rights(db, "firnline.checkpoints", "SELECT, INSERT, UPDATE")
+
+    def _check_table(self, db: Db, table: Table) -> None:
+        rights = "INSERT" if self._settings.write == "append" else "SELECT, INSERT, UPDATE, DELETE"
+        self._require_rights(db, table.identifier.as_string(db), rights)
+        key = self._settings.key
+        if self._settings.write == "upsert" and key:
+            self._require_unique(db, table, key)
+        if self._settings.evolution == "add" and not table.has_marks and not key:
+            owned = _ask(
+                db,
+                "SELECT pg_has_role(session_user, relowner, 'USAGE') FROM pg_class WHERE oid = %s",
+                (table.oid,),
+            )
+            if not owned:
+                raise SinkError(
+                    f"table {table.shown} lacks the columns {OWNER} and {EPOCH}, and the role may not add them",
+                    hint=f"ALTER TABLE {table.shown} ADD COLUMN {OWNER} text, ADD COLUMN {EPOCH} bigint; or set "
+                    "`evolution: fail`: then the sink cannot go back.",
+                )
+
+    def _require_rights(self, db: Db, table: str, rights: str) -> None:
+        for right in rights.split(", "):
+            if not _ask(db, "SELECT has_table_privilege(%s, %s)", (table, right)):
+                raise SinkError(
+                    f"{self.uri}: the role lacks {right} on {table}", hint=f"GRANT {rights} ON {table} TO ..."
+                )
+
+    def _require_creatable(self, db: Db, schema: str) -> None:
+        exists = _ask(db, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", (schema,))
+        if exists and not _ask(db, "SELECT has_schema_privilege(%s, 'CREATE')", (schema,)):
+            raise SinkError(
+                f"{self.uri}: the role may not create a table in the schema {schema}",
+                hint=f"GRANT CREATE, USAGE ON SCHEMA {schema} TO ..., or create the table.",
+            )
+        if not exists and not _ask(db, "SELECT has_database_privilege(current_database(), 'CREATE')"):
+            raise SinkError(
+                f"{self.uri}: the schema {schema} does not exist, and the role may not create it",
+                hint=f"CREATE SCHEMA {schema} AUTHORIZATION ...",
+            )
+
+    def find_schema(self) -> pa.Schema | None:
+        table = self._find_table()
+        if table is None:
+            return None
+        return pa.schema([(column.name, column.arrow) for column in table.columns.values() if column.name not in OWN])
+
+    def check_columns(self, rows: pa.Schema) -> None:
+        table = self._find_table()
+        if table is None:
+            return
+        shape = Shape.of(self.shape()["own"])
+        wanted = shape.columns(rows)
+        if self._settings.evolution == "add":
+            wanted = pa.schema([field for field in wanted if field.name in table.columns])
+        table.ways(wanted)
+
+    def _find_table(self) -> Table | None:
+        with self._database.transaction(self._session) as db:
+            return find_table(db, self._schema, self._table)
+
+    # -- going back -----------------------------------------------------------------------------------
+
+    def version_of(self, epoch: int) -> int:
+        with self._database.transaction(self._session) as db:
+            self._require_way_back(db, epoch)
+        return epoch
+
+    def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        fence = self.read_fence()
+        try:
+            with self._database.transaction(self._session) as db:
+                table = self._require_way_back(db, to_epoch)
+                rows = _ask(db, self._own_rows("SELECT count(*)", table, to_epoch)) if table is not None else 0
+        except RollbackRefusedError as error:
+            return SinkReturn(self.name, self.uri, fence.epoch, fence.version), [error]
+        return SinkReturn(self.name, self.uri, fence.epoch, fence.version, to_epoch, rows_removed=int(rows)), []
+
+    def find_missing(self, effect: Effect) -> list[str]:
+        if isinstance(effect, ReplaceRows) and effect.files:
+            return [str(file["path"]) for file in effect.files]
+        if isinstance(effect, RestoreVersion):
+            with self._database.transaction(self._session) as db:
+                try:
+                    self._require_way_back(db, effect.version)
+                except RollbackRefusedError as error:
+                    return [error.message]
+        return []
+
+    def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
+        """Remove this sink's own rows of later epochs, together with the new head."""
+        if isinstance(effect, ReplaceRows) and effect.files:
+            raise RollbackRefusedError(
+                f"{self.name} cannot get back rows that it no longer holds", hint="Take the sink out of the spec."
+            )
+        to = effect.version if isinstance(effect, RestoreVersion) else 0
+        after = head_after(head, commit)
+        with self._database.transaction(self._session) as db:
+            self._row.require(self._lock(db), head, after.generation)
+            table = self._require_way_back(db, to)
+            if table is not None:
+                db.execute(self._own_rows("DELETE", table, to))
+            self._row.write(db, after)
+            self._row.note_removed(db, to, head.epoch)
+            self._database.commit(db, "postgres.edit")
+        return after
+
+    def _require_way_back(self, db: Db, to: int) -> Table | None:
+        """Return the table if its rows of epochs up to `to` are all there, and later ones can be told; None: no table.
+
+        Raises:
+            RollbackRefusedError: rows of earlier epochs are gone, or do not say which epoch they are of.
+        """
+        removed = self._row.find_removed(db, to)
+        if removed is not None:
+            raise RollbackRefusedError(
+                f"{self.name} no longer holds epoch {to}: a rollback removed epochs {removed[0]} to {removed[1]}",
+                hint=f"Go back to epoch {removed[0] - 1}, or leave its rows: --leave {self.name}",
+            )
+        table = find_table(db, self._schema, self._table)
+        if table is not None and not table.has_marks:
+            raise RollbackRefusedError(
+                f"rows of table {table.shown} do not say which epoch they are of: it lacks {OWNER} or {EPOCH}",
+                hint=f"Leave its rows: --leave {self.name}",
+            )
+        return table
+
+    def _own_rows(self, verb: str, table: Table, after: int) -> Composed:
+        """Return a statement about the rows of this sink that are of later epochs. It has no parameters: names may
+        contain a percent sign."""
+        return SQL("{} FROM {} WHERE {} = {} AND {} > {}").format(
+            SQL(verb), table.identifier, Identifier(OWNER), self._owner, Identifier(EPOCH), after
+        )
+
+
+class PostgresUpsertSink(PostgresSink):
+    """A table that holds one row per key. It cannot go back: what a change has replaced is gone."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(Delivery.EXACTLY_ONCE, upserts=True, fed_from_outbox=True)
+
+    def version_of(self, epoch: int) -> int:
+        raise self._no_way_back()
+
+    def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        return Follower.plan_return(self, to_epoch, accept)
+
+    def find_missing(self, effect: Effect) -> list[str]:
+        return []
+
+    def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
+        raise self._no_way_back()
+
+
+def _ask(db: Db, question: Any, values: Sequence[Any] = ()) -> Any:
+    found = db.execute(question, values or None).fetchone()
+    return found[0] if found else None
+
+
+def to_json(value: Any) -> Json:
+    """Return a value of a row as plain JSON: bytes in base64, other values as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(name): to_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(one) for one in value]
+    return str(value)
