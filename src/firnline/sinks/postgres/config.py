@@ -32,11 +32,14 @@ class PostgresSinkConfig(FollowerConfig):
     )
     statement_timeout: Duration = Field(
         default=STATEMENT_TIMEOUT,
+        json_schema_extra={"default": "5m"},
         description="The longest that one statement may take, for example a COPY of 64 MiB; a server that is silent "
         "for longer counts as lost.",
     )
     lock_timeout: Duration = Field(
-        default=LOCK_TIMEOUT, description="The longest wait for a lock, e.g. of a table that somebody alters."
+        default=LOCK_TIMEOUT,
+        json_schema_extra={"default": "30s"},
+        description="The longest wait for a lock, e.g. of a table that somebody alters.",
     )
     sequence_by: ColumnName | None = Field(
         default=None,

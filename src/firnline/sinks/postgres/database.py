@@ -17,7 +17,6 @@ from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from firnline.errors import CommitUnknownError, ConfigError, SinkError
-from firnline.faults import fault_point
 
 PATIENCE = "2s"  # for a lock at first: then `CheckpointRow.lock` ends a backend that keeps it
 GRACE_SECONDS = 15.0  # beyond the server's own timeout, before a silent server counts as lost
@@ -88,14 +87,13 @@ class Database:
         finally:
             self._end(connection)
 
-    def commit(self, connection: Connection[tuple[Any, ...]], call: str) -> None:
+    def commit(self, connection: Connection[tuple[Any, ...]]) -> None:
         """Commit. Every answer to the statements before was read.
 
         Raises:
             CommitUnknownError: the answer to the commit was lost.
             SinkError: the server refused it; nothing was written.
         """
-        fault_point(f"{call}.before")
         try:
             answer = connection.execute("COMMIT").statusmessage
         except psycopg.Error as error:
@@ -105,7 +103,6 @@ class Database:
             raise
         if answer != "COMMIT":
             raise SinkError(f"{self.place}: the server answered {answer} to a commit")
-        fault_point(f"{call}.after")
 
     def close(self) -> None:
         """Drop the connection; a transaction that is open is rolled back."""

@@ -12,6 +12,7 @@ from psycopg import Connection
 from psycopg.sql import SQL, Composed, Identifier
 
 from firnline.errors import RollbackRefusedError, SchemaError, SinkError
+from firnline.faults import fault_point
 from firnline.sinks.base import (
     Capabilities,
     Decided,
@@ -100,7 +101,9 @@ class PostgresSink(Follower):
                 self._row.ensure(db)
             self._row.require(self._lock(db), expected, new.generation)
             self._row.write(db, new)
-            self._database.commit(db, "postgres.head")
+            fault_point("postgres.head.before")
+            self._database.commit(db)
+            fault_point("postgres.head.after")
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -125,7 +128,9 @@ class PostgresSink(Follower):
             if writer is not None:
                 writer.write(read_chunks(delivery, Shape.of(delivery.shape)))
             self._row.write(db, after)
-            self._database.commit(db, "postgres.commit")
+            fault_point("postgres.commit.before")
+            self._database.commit(db)
+            fault_point("postgres.commit.after")
         return after
 
     def _find_bad(self, delivery: EpochDelivery) -> list[DeadLetter]:
@@ -285,7 +290,9 @@ class PostgresSink(Follower):
                 db.execute(self._own_rows("DELETE", table, to))
             self._row.write(db, after)
             self._row.note_removed(db, to, head.epoch)
-            self._database.commit(db, "postgres.edit")
+            fault_point("postgres.edit.before")
+            self._database.commit(db)
+            fault_point("postgres.edit.after")
         return after
 
     def _require_way_back(self, db: Db, to: int) -> Table | None:
