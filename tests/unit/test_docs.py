@@ -58,7 +58,13 @@ def test_the_map_lies_between_its_markers() -> None:
 def test_the_spec_page_is_headed_by_sections_of_the_file_with_defaults_in_yaml() -> None:
     text = (ROOT / "docs" / "spec.md").read_text()
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    sections = ("sources.NAME`, `type: files", "sources.NAME.schema.fields[]", "sinks[]", "batch", "checkpoint.store")
+    sections = (
+        "sources.NAME`, `type: files",
+        "sources.NAME.schema.fields[]",
+        "sinks[]`, `type: delta",
+        "batch",
+        "checkpoint.store",
+    )
     for section in sections:
         assert f"`{section}`" in headings
     for default in re.findall(r"^\| `\w+` \| `(.*?)` \|", text, re.MULTILINE):
