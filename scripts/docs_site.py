@@ -21,6 +21,7 @@ PAGES = {  # path in the repository -> page of the site
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.md",
     "examples/tracking/README.md": "examples/tracking.md",
+    "examples/chain/README.md": "examples/chain.md",
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")
 

@@ -18,7 +18,8 @@ from tests.support.pipelines import delta_table
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/tracking/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
