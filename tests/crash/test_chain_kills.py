@@ -49,14 +49,13 @@ class Chain:
         for name in NAMES:
             shutil.copy(CHAIN / f"{name}.yml", folder)
 
-    def options(self, name: str, **batch: int) -> PipelineOptions:
+    def options(self, name: str) -> PipelineOptions:
         """One pipeline of the example; small epochs, so that kills hit many of them."""
         made = load_options(self.folder / f"{name}.yml", environ={})
         source = replace(made.sources[0], poll_interval_secs=0.05)
         if name == "bronze":
             source = replace(source, min_age_secs=0.0)  # type: ignore[call-arg]  # of file sources
-        batch = batch or {"max_files": 2, "max_events": 120}
-        return replace(made, sources=(source,), batch=replace(made.batch, **batch))
+        return replace(made, sources=(source,), batch=replace(made.batch, max_files=2, max_events=120))
 
     def add(self, files: int = 3) -> None:
         self._generate.write(self.folder / "in", files, orders=50, first=self._files)
