@@ -64,6 +64,7 @@ DURABLE_CALLS = (
     "postgres.commit",
     "postgres.edit",
     "letter.put",
+    "redis.range",
     "upsert.rewrite",
     "kafka.acknowledge",
     "widen.rewrite",

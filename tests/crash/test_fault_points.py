@@ -24,6 +24,7 @@ ELSEWHERE = (
     "follower.",
     "postgres.",
     "letter.",
+    "redis.",
     "state.",
 )  # fmt: skip
 POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]

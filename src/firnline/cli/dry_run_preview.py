@@ -311,6 +311,7 @@ def _check_sinks(findings: _Findings) -> set[str]:
     pipeline, away = findings.pipeline, set[str]()
     for sink in pipeline.sinks:
         try:
+            findings.warnings += sink.find_caveats()
             sink.check()
         except (SinkError, OSError) as error:
             if sink.required or pipeline.options.batch.commit_policy == "all":

@@ -311,6 +311,10 @@ class Sink(ABC):
             SchemaError: it names the setting.
         """
 
+    def find_caveats(self) -> list[str]:
+        """Return what weakens the delivery guarantee of this sink, in words for a dry run. Default: nothing."""
+        return []
+
     @property
     def identity(self) -> dict[str, Json]:
         """The sink's identity in a checkpoint, as the deciding one."""

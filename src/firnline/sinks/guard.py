@@ -116,6 +116,7 @@ class GuardedSink(Sink):
     make_durable = forward(Sink.make_durable)
     check_whole = forward(Sink.check_whole)
     check = forward(Sink.check)
+    find_caveats = forward(Sink.find_caveats)
     find_foreign = forward(Sink.find_foreign)
     claim = forward(Sink.claim)
     check_holder = forward(Sink.check_holder)

@@ -29,6 +29,7 @@ PARKED = "parked"  # the type of a target whose rows are parked, and a mark of t
 KINDS = {
     "delta": "firnline.sinks.delta.kind",
     "postgres": "firnline.sinks.postgres.kind",
+    "redis": "firnline.sinks.redis.kind",
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 
