@@ -1,32 +1,43 @@
-"""The Redis sink against a real server: the suite of sinks, and what other clients read."""
+"""The Redis sink against a real server: the suite of sinks, what other clients read, and what is refused."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firnline.checkpoint.ledger import Ledger
+from firnline.errors import BadRowError, ConfigError, FirnlineError, MissingExtraError, SinkError
+from firnline.sinks.dead_letters import list_dead_letters, read_letters
+from firnline.sinks.follower import EpochDelivery
+from firnline.sinks.redis import client, encode, script, sink
 from firnline.sinks.redis.kind import open_sink as open_redis
 from firnline.sinks.redis.options import RedisSinkOptions
-from firnline.testing.sinks import OpenSink, ReadRows, SinkConformance
-from tests.support.redis import RedisServer
-
-
-def stream_rows(server: RedisServer, stream: str = "rows") -> list[dict[str, Any]]:
-    """The entries of a stream, in order, by XRANGE."""
-    return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in server.client().xrange(stream)]
+from firnline.storage import LocalStorage
+from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, rows
+from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.processes import free_port, wait_until
+from tests.support.redis import RedisServer, running_redis
+from tests.support.redis_sink import HASH, SMALL_RANGES, check_order, hashes, redis_ids, stream_entries, to_redis
+from tests.support.samples import SampleInput, table_ids
 
 
 class TestStream(SinkConformance):
-    @pytest.fixture
-    def open_sink(self, redis_server: RedisServer) -> OpenSink:
-        options = RedisSinkOptions("copy", redis_server.url, stream="rows", event_id=True)
+    @pytest.fixture(params=[1000, 1], ids=["whole", "ranges"])
+    def open_sink(
+        self, redis_server: RedisServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> OpenSink:
+        monkeypatch.setattr(sink, "RANGE_ROWS", request.param)
+        options = RedisSinkOptions("copy", redis_server.url, stream="rows")
         return lambda context: open_redis(options, context)
 
     @pytest.fixture
     def read_rows(self, redis_server: RedisServer) -> ReadRows:
-        return lambda: [{**row, "id": int(row["id"])} for row in stream_rows(redis_server)]
+        return lambda: [{**row, "id": int(row["id"])} for _, row in stream_entries(redis_server)]
 
 
 class TestHash(SinkConformance):
@@ -39,12 +50,7 @@ class TestHash(SinkConformance):
 
     @pytest.fixture
     def read_rows(self, redis_server: RedisServer) -> ReadRows:
-        def read() -> list[dict[str, Any]]:
-            client = redis_server.client()
-            found = [client.hgetall(key) for key in client.keys("copy:*")]
-            return [{k.decode(): int(v) if k == b"id" else v.decode() for k, v in row.items()} for row in found]
-
-        return read
+        return lambda: [{**row, "id": int(row["id"])} for row in hashes(redis_server, "copy:*").values()]
 
 
 class TestString(SinkConformance):
@@ -62,3 +68,418 @@ class TestString(SinkConformance):
             return [json.loads(client.get(key)) for key in client.keys("n:*")]
 
         return read
+
+
+class Drive:
+    """Begins runs into one server, each with the next generation."""
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        self.ledger = Ledger(LocalStorage(str(folder / "ledger")), PIPELINE)
+        self._server = server
+        self._generation = 0
+
+    def __call__(self, name: str = "copy", changes: bool = False, **settings: Any) -> SinkDriver:
+        self._generation += 1
+        given = {"stream": "rows"} if settings.get("mode", "stream") == "stream" else {"write": "upsert"}
+        options = RedisSinkOptions(name, self._server.url, **{**given, **settings})
+        return SinkDriver(
+            lambda context: open_redis(options, context), self.ledger, generation=self._generation, changes=changes
+        )
+
+
+@pytest.fixture
+def drive(tmp_path: Path, redis_server: RedisServer) -> Drive:
+    return Drive(tmp_path, redis_server)
+
+
+# -- what is written ----------------------------------------------------------------------------------
+
+
+def test_a_stream_has_a_field_for_each_value(drive: Drive, redis_server: RedisServer) -> None:
+    run = drive(event_id=True)
+    run.apply([{"id": 1, "name": "é", "tags": ["a", None]}, {"id": None, "name": None, "tags": None}])
+    assert stream_entries(redis_server) == [
+        ("1-0", {"id": "1", "name": "é", "tags": '["a",null]', "_firnline_id": "demo/1/numbers/0"}),
+        ("1-1", {"_firnline_id": "demo/1/numbers/1"}),
+    ]
+
+
+def test_a_row_without_values_is_an_entry(drive: Drive, redis_server: RedisServer) -> None:
+    drive().apply([{"id": None}, {"id": 2}])
+    assert stream_entries(redis_server) == [("1-0", {"_null": ""}), ("1-1", {"id": "2"})]
+
+
+def test_one_field_with_the_whole_row(drive: Drive, redis_server: RedisServer) -> None:
+    drive(fields="json").apply([{"id": 1, "name": None}, {"id": None, "name": 'a"b'}])
+    found = [json.loads(row["json"]) for _, row in stream_entries(redis_server)]
+    assert found == [{"id": 1, "name": None}, {"id": None, "name": 'a"b'}]
+
+
+def test_rows_that_a_condition_leaves_out_keep_their_numbers(drive: Drive, redis_server: RedisServer) -> None:
+    drive(where="id % 2 = 0").apply(rows(1, 2, 3, 4))
+    assert [number for number, _ in stream_entries(redis_server)] == ["1-1", "1-3"]
+    last = drive(where="id > 100")
+    last.apply(rows(5))
+    assert last.sink.load().epoch == 2
+    assert len(stream_entries(redis_server)) == 2
+
+
+def test_a_stream_is_trimmed(drive: Drive, redis_server: RedisServer) -> None:
+    run = drive(maxlen=100)
+    for number in range(5):
+        run.apply(rows(*range(number * 1000, number * 1000 + 1000)))
+    assert 100 <= redis_server.client().xlen("rows") < 500
+    assert stream_entries(redis_server)[-1][1] == {"id": "4999"}
+
+
+def test_a_hash_is_replaced_whole_and_deleted(drive: Drive, redis_server: RedisServer) -> None:
+    run = drive(mode="hash", key=("id",), changes=True)
+    run.apply([{"id": 1, "a": "x", "b": "y"}, {"id": 2, "a": "x", "b": "y"}, {"id": 3, "a": None, "b": None}])
+    run.apply([{"id": 1, "a": "z", "b": None, "_op": "update"}, {"id": 2, "a": None, "b": "-", "_op": "delete"}])
+    assert hashes(redis_server, "copy:*") == {"copy:1": {"id": "1", "a": "z"}, "copy:3": {"id": "3"}}
+
+
+def test_keys_of_several_columns_never_meet(drive: Drive, redis_server: RedisServer) -> None:
+    run = drive(mode="string", key=("a", "b"), keys="k:{b}:{a}")
+    run.apply([{"a": "x:y", "b": "z"}, {"a": "x", "b": "y:z"}, {"a": "x", "b": "y%3Az"}, {"a": "", "b": ""}])
+    assert sorted(redis_server.client().keys("k:*")) == [b"k::", b"k:y%253Az:x", b"k:y%3Az:x", b"k:z:x%3Ay"]
+
+
+def test_large_rows_are_cut_into_ranges(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "RANGE_BYTES", 1000)
+    run = drive()
+    run.apply([{"id": number, "text": "x" * (number * 100)} for number in range(30)])
+    assert [int(row["id"]) for _, row in stream_entries(redis_server)] == list(range(30))
+    check_order(redis_server)
+
+
+def test_an_epoch_keeps_the_settings_that_it_was_made_with(drive: Drive, redis_server: RedisServer) -> None:
+    commit = drive(fields="json").stage(rows(1))
+    edited = drive(stream="other", fields="text")
+    edited.commit(commit)
+    edited.apply(rows(2))
+    assert [row for _, row in stream_entries(redis_server)] == [{"json": '{"id":1}'}]
+    assert [row for _, row in stream_entries(redis_server, "other")] == [{"id": "2"}]
+
+
+# -- progress -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [7, 45])
+def test_progress_is_a_row_so_ranges_of_another_size_may_follow(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    change_ranges_in_an_epoch(drive, redis_server, monkeypatch, size)
+
+
+def change_ranges_in_an_epoch(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Deliver the first two ranges, and the rest in ranges of another size."""
+    run = drive()
+    commit = run.stage(rows(*range(100)))
+    monkeypatch.setattr(sink, "RANGE_ROWS", 30)
+    monkeypatch.setattr(sink, "IN_FLIGHT", 1)
+
+    class FullError(Exception):
+        pass
+
+    sent = []
+    original = sink.RedisSink._send
+
+    def fail_at_third(self: Any, *arguments: Any) -> None:
+        sent.append(arguments)
+        if len(sent) == 3:
+            raise FullError
+        original(self, *arguments)
+
+    monkeypatch.setattr(sink.RedisSink, "_send", fail_at_third)
+    with pytest.raises(FullError):
+        run.sink.commit(commit)
+    head = run.sink.read_head()  # type: ignore[attr-defined]
+    assert (head.epoch, head.partial) == (0, commit.entry)
+    monkeypatch.setattr(sink, "RANGE_ROWS", size)
+    run.commit(commit)
+    assert [int(row["id"]) for _, row in stream_entries(redis_server)] == list(range(100))
+    check_order(redis_server)
+
+
+def test_a_forgotten_script_is_given_again(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "RANGE_ROWS", 10)
+    original, sent = sink.RedisSink._send, []
+
+    def forget(self: Any, *arguments: Any) -> None:
+        sent.append(arguments)
+        if len(sent) in (2, 7):
+            redis_server.client().script_flush()
+        original(self, *arguments)
+
+    monkeypatch.setattr(sink.RedisSink, "_send", forget)
+    run = drive()
+    redis_server.client().script_flush()
+    run.apply(rows(*range(95)))
+    assert [int(row["id"]) for _, row in stream_entries(redis_server)] == list(range(95))
+    redis_server.client().script_flush()
+    assert drive().epoch == 1
+
+
+# -- planted bugs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [7, 45])
+def test_progress_by_the_number_of_a_range_is_caught(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Ranges of another size would then write rows again, which the ids refuse, or leave rows out."""
+
+    def partial_head(delivery: EpochDelivery, row: int) -> Any:
+        return replace(delivery.head, partial=delivery.commit.entry, row=row // sink.RANGE_ROWS)
+
+    monkeypatch.setattr(EpochDelivery, "partial_head", partial_head)
+    monkeypatch.setattr(EpochDelivery, "first_row", property(lambda one: one.head.row * sink.RANGE_ROWS))
+    with pytest.raises((SinkError, AssertionError)):
+        change_ranges_in_an_epoch(drive, redis_server, monkeypatch, size)
+
+
+@pytest.mark.parametrize("compares_place", [True, False])
+def test_a_range_that_arrives_late_changes_nothing(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, compares_place: bool
+) -> None:
+    """The planted bug, a script that does not compare where the head is, brings a deleted key back."""
+    line = "if (held[2] or '') ~= ARGV[3] then return {'held'} end\n"
+    assert line in script.SCRIPT
+    monkeypatch.setattr(client, "SCRIPT", script.SCRIPT if compares_place else script.SCRIPT.replace(line, ""))
+    sent: list[bytes] = []
+    original = client.RedisClient.send
+
+    def keep(self: Any, parts: Any) -> None:
+        sent.append(b"".join(bytes(part) for part in parts))
+        original(self, parts)
+
+    monkeypatch.setattr(client.RedisClient, "send", keep)
+    run = drive(mode="hash", key=("id",), changes=True)
+    run.apply(rows(1, 2))
+    late = sent[-1]
+    run.apply([{"id": 1, "_op": "delete"}])
+    head = run.sink.load()
+    redis_client = run.sink._client  # type: ignore[attr-defined]
+    redis_client.send([late])
+    answer = redis_client.receive()
+    assert (answer == [b"held"]) == compares_place
+    assert (sorted(hashes(redis_server, "copy:*")) == ["copy:2"]) == compares_place
+    assert (run.sink.load() == head) == compares_place
+
+
+# -- what is refused ----------------------------------------------------------------------------------
+
+
+def test_a_stream_that_others_write_to_is_refused(drive: Drive, redis_server: RedisServer) -> None:
+    redis_server.client().xadd("rows", {"foreign": "1"})
+    run = drive()
+    with pytest.raises(SinkError, match=r"ends with id \d+-0, not below the next id, 1-0"):
+        run.apply(rows(1))
+    assert run.sink.load().epoch == 0
+    assert [row for _, row in stream_entries(redis_server)] == [{"foreign": "1"}]
+
+
+def test_a_key_of_another_type_is_refused(drive: Drive, redis_server: RedisServer) -> None:
+    redis_server.client().set("rows", "x")
+    run = drive()
+    for attempt in (run.sink.check, lambda: run.apply(rows(1))):
+        with pytest.raises(SinkError, match="'rows' holds a string, not a stream"):
+            attempt()
+
+
+def test_a_target_belongs_to_one_sink(drive: Drive) -> None:
+    drive().apply(rows(1))
+    with pytest.raises(SinkError, match="'rows' belongs to sink demo/copy"):
+        drive("other")
+
+
+@pytest.mark.parametrize("on_bad_row", ["stop", "dead_letter"])
+def test_rows_that_redis_cannot_hold(
+    drive: Drive, redis_server: RedisServer, on_bad_row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "RANGE_ROWS", 3)
+    monkeypatch.setattr(encode, "MOST_ROW_BYTES", 200)
+    redis_server.client().set("n:4", "not a hash")
+    redis_server.client().lpush("n:8", "a list")
+    run = drive(mode="hash", key=("id",), keys="n:{id}", on_bad_row=on_bad_row)
+    given: list[dict[str, Any]] = [{"id": number, "t": ""} for number in range(10)]
+    given[1]["id"], given[6]["t"] = None, "x" * 300
+    commit = run.stage(given)
+    if on_bad_row == "stop":
+        with pytest.raises(BadRowError, match="demo/1/numbers/1: a column of its key is null"):
+            run.commit(commit)
+        return
+    run.commit(commit)
+    assert sorted(hashes(redis_server, "n:[^48]")) == [f"n:{number}" for number in (0, 2, 3, 5, 7, 9)]
+    assert redis_server.client().get("n:4") == b"not a hash"
+    letters = [
+        letter
+        for key in list_dead_letters(run.ledger.storage, PIPELINE)
+        for letter in read_letters(run.ledger.storage, key)
+    ]
+    assert sorted((letter.row, letter.reason) for letter in letters) == [
+        (1, "a column of its key is null"),
+        (4, "its key holds a string, not a hash"),
+        (6, "is larger than 200 bytes"),
+        (8, "its key holds a list, not a hash"),
+    ]
+
+
+def test_rows_never_replace_what_firnline_keeps(drive: Drive, redis_server: RedisServer) -> None:
+    run = drive(mode="string", key=("k",), keys="{k}")
+    with pytest.raises(BadRowError, match="its key begins with firnline:"):
+        run.apply([{"k": "firnline:demo:copy:head"}])
+
+
+SETTINGS = [
+    ({"appendonly": "no"}, "keeps no log"),
+    ({"appendfsync": "everysec"}, "appendfsync everysec: it may forget"),
+    ({"maxmemory_policy": "allkeys-lru"}, "maxmemory-policy allkeys-lru: it may evict"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), SETTINGS, ids=str)
+def test_a_server_that_may_forget_is_refused(
+    drive: Drive, redis_server: RedisServer, settings: dict[str, str], words: str
+) -> None:
+    """Also if its settings change in the middle of a run."""
+    run = drive()
+    run.apply(rows(1))
+    client = redis_server.client()
+    kept = {name.replace("_", "-"): None for name in settings}
+    try:
+        for name, value in settings.items():
+            kept[name.replace("_", "-")] = client.config_get(name.replace("_", "-"))[name.replace("_", "-")]
+            client.config_set(name.replace("_", "-"), value)
+        version = tuple(map(int, client.info()["redis_version"].split(".")[:2]))
+        if "appendfsync" not in settings or version < (7, 2):
+            for attempt in (run.sink.check, drive, lambda: run.apply(rows(2))):
+                with pytest.raises(SinkError, match=words):
+                    attempt()
+        if "maxmemory_policy" not in settings:
+            trusting = drive(durability="none")
+            trusting.apply(rows(2))
+            assert "may forget rows" in trusting.sink.find_caveats()[0]
+    finally:
+        for name, value in kept.items():
+            client.config_set(name, value)
+
+
+def test_a_server_that_does_not_say_is_refused(drive: Drive, redis_server: RedisServer, tmp_path: Path) -> None:
+    client = redis_server.client()
+    client.execute_command("ACL", "SETUSER", "app", "on", ">hunter2", "~*", "+@all", "-config")
+    drive._server = type("Shown", (), {"url": redis_server.url.replace("//", "//app:hunter2@")})()  # type: ignore[assignment]
+    with pytest.raises(SinkError, match="does not say whether its log is durable") as caught:
+        drive()
+    assert "hunter2" not in str(caught.value)
+    drive(durability="none").apply(rows(1))
+
+
+def test_a_wrong_password_names_the_sink_and_not_the_password(tmp_path: Path, redis_server: RedisServer) -> None:
+    drive = Drive(tmp_path, redis_server)
+    drive._server = type("Shown", (), {"url": redis_server.url.replace("//", "//app:sesame@")})()  # type: ignore[assignment]
+    with pytest.raises(SinkError, match="refuses this user") as caught:
+        drive()
+    assert "sesame" not in f"{caught.value} {caught.value.fields} {caught.value.hint}"
+
+
+def test_a_server_that_is_away(tmp_path: Path) -> None:
+    options = RedisSinkOptions("copy", "redis://:pass@127.0.0.1:1/0", stream="rows")
+    ledger = Ledger(LocalStorage(str(tmp_path / "ledger")), PIPELINE)
+    with pytest.raises(SinkError, match="cannot be reached") as caught:
+        SinkDriver(lambda context: open_redis(options, context), ledger, generation=1)
+    assert "pass" not in str(caught.value)
+    assert options.location == "redis://127.0.0.1:1/0/rows"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "http://host"}, "must begin with redis:// or rediss://"),
+        ({"url": "redis://host/db"}, "is invalid"),
+        ({"url": "redis:///0"}, "names no host"),
+        ({"url": "rediss://host?ssl_cert_reqs=none"}, "'ssl_cert_reqs'"),
+        ({"stream": "firnline:x"}, "must not begin with firnline:"),
+        ({"stream": ""}, "needs the name of the stream"),
+        ({"write": "upsert"}, "mode: stream with write: upsert"),
+        ({"mode": "hash", "stream": ""}, "mode: hash with write: append"),
+        ({"mode": "hash", "write": "upsert"}, "nothing says what identifies a row"),
+        ({"mode": "hash", "write": "upsert", "key": ("a",), "keys": "x:{b}"}, "must name every key column once: a"),
+        ({"mode": "hash", "write": "upsert", "key": ("a", "b"), "keys": "x:{a}{b}"}, "a colon between two columns"),
+        ({"mode": "hash", "write": "upsert", "key": ("a",), "keys": "x:{a"}, "braces that enclose no column"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    options = replace(RedisSinkOptions("copy", "redis://host", stream="rows"), **settings)
+    ledger = Ledger(LocalStorage(str(tmp_path / "ledger")), PIPELINE)
+    with pytest.raises(ConfigError, match=words):
+        SinkDriver(lambda context: open_redis(options, context), ledger, generation=1)
+
+
+def test_the_client_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "redis", None)
+    ledger = Ledger(LocalStorage(str(tmp_path / "ledger")), PIPELINE)
+    options = RedisSinkOptions("copy", "redis://host", stream="rows")
+    with pytest.raises(MissingExtraError, match="redis"):
+        SinkDriver(lambda context: open_redis(options, context), ledger, generation=1)
+
+
+def test_more_columns_than_a_command_takes(drive: Drive) -> None:
+    run = drive()
+    wide = {f"c{number}": 1 for number in range(3001)}
+    with pytest.raises(FirnlineError, match="3,001 columns"):
+        run.apply([wide])
+    drive(fields="text", stream="narrow").apply([dict(list(wide.items())[:3000])])
+
+
+# -- cluster ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisServer]:
+    """A cluster of one node, which has every slot."""
+    with running_redis(cluster_enabled="yes", cluster_port=str(free_port())) as server:
+        client = server.client()
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+        yield server
+
+
+def test_a_cluster_takes_one_stream_with_a_tag(cluster: RedisServer, tmp_path: Path) -> None:
+    drive = Drive(tmp_path, cluster)
+    run = drive(stream="events:{orders}")
+    run.apply(rows(1, 2))
+    assert [number for number, _ in stream_entries(cluster, "events:{orders}")] == ["1-0", "1-1"]
+    for settings in ({"stream": "events"}, {"mode": "hash", "key": ("id",), "keys": "row:{id}"}):
+        with pytest.raises(ConfigError, match="is a cluster, which takes one stream with a hash tag"):
+            drive("other", **settings)
+
+
+# -- pipelines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["stream", "hash"])
+def test_a_pipeline_from_files(
+    make_options: MakeOptions,
+    sample: SampleInput,
+    tmp_path: Path,
+    redis_server: RedisServer,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink, "RANGE_ROWS", next(iter(SMALL_RANGES.values())))
+    options = to_redis(make_options, tmp_path, redis_server.url, None if mode == "stream" else HASH)
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 130)
+        run_to_end(options)
+    assert redis_ids(redis_server, mode) == table_ids(tmp_path / "table") == sample.ids
+    if mode == "stream":
+        check_order(redis_server)

@@ -11,6 +11,7 @@
 | duration | a number in the unit of its type | number |
 | binary | the bytes | base64 |
 | struct, list, map | its JSON | object, array, object |
+| json | as it is | the value itself |
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from firnline.schema import is_json
 
 _QUOTE, _BACKSLASH, _FIRST_PRINTABLE = 0x22, 0x5C, 0x20
 _TEXT = pa.large_string()
@@ -40,7 +43,11 @@ def encode_text(column: pa.Array) -> pa.Array:
 
 def encode_rows(batch: pa.RecordBatch) -> pa.Array:
     """Return each row as one JSON object, as large_string. A null is written as null."""
-    return _object(batch.schema.names, batch.columns, batch.num_rows)
+    columns = [
+        pc.fill_null(column.cast(_TEXT), "null") if is_json(field) else encode_json(column)
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    ]
+    return _object(batch.schema.names, columns)
 
 
 def encode_json(column: pa.Array) -> pa.Array:
@@ -48,8 +55,8 @@ def encode_json(column: pa.Array) -> pa.Array:
     column = _plain(column)
     kind = column.type
     if pa.types.is_struct(kind):
-        children = [column.field(index) for index in range(kind.num_fields)]
-        text = _object([field.name for field in kind], children, len(column))
+        children = [encode_json(column.field(index)) for index in range(kind.num_fields)]
+        text = _object([field.name for field in kind], children) if children else pa.array(["{}"] * len(column), _TEXT)
     elif pa.types.is_map(kind):
         lengths, entries = _flat(column)
         keys = _quoted(_scalar_text(_plain(entries.field(0))))
@@ -105,14 +112,12 @@ def _scalar_text(column: pa.Array) -> pa.Array:
     return column.cast(_TEXT)
 
 
-def _object(names: Sequence[str], columns: Sequence[pa.Array], rows: int) -> pa.Array:
-    """Return one JSON object for each row."""
-    if not names:
-        return pa.array(["{}"] * rows, _TEXT)
+def _object(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Array:
+    """Return one JSON object for each row; the columns are JSON, at least one."""
     labels = escape_json(pa.array(names, _TEXT)).to_pylist()
     parts: list[pa.Array | str] = []
     for number, (label, column) in enumerate(zip(labels, columns, strict=True)):
-        parts += [f'{"," if number else "{"}"{label}":', encode_json(column)]
+        parts += [f'{"," if number else "{"}"{label}":', column]
     return _joined(*parts, "}")
 
 

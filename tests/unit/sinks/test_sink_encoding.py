@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firnline.schema import json_field
 from firnline.sinks.encoding import encode_json, encode_rows, encode_text
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
@@ -65,6 +66,15 @@ def test_columns_without_values() -> None:
     assert encode_text(nothing).to_pylist() == [None, None]
     batch = pa.RecordBatch.from_arrays([nothing], names=["a\n"])
     assert [json.loads(row) for row in encode_rows(batch).to_pylist()] == [{"a\n": None}] * 2
+
+
+def test_a_column_of_json_is_no_text_in_json() -> None:
+    schema = pa.schema([json_field("j"), pa.field("e", pa.struct([]))])
+    batch = pa.RecordBatch.from_pylist([{"j": '{"a": [1]}', "e": {}}, {"j": None, "e": None}], schema)
+    assert [json.loads(row) for row in encode_rows(batch).to_pylist()] == [
+        {"j": {"a": [1]}, "e": {}},
+        {"j": None, "e": None},
+    ]
 
 
 leaf = st.none() | st.text(max_size=8)
