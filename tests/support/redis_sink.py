@@ -19,13 +19,14 @@ HASH: dict[str, Any] = {"mode": "hash", "write": "upsert", "key": ("id",), "keys
 
 def stream_entries(server: RedisServer, stream: str = "rows") -> list[tuple[str, dict[str, str]]]:
     """The entries of a stream in order: id and fields."""
-    found = server.client().xrange(stream)
+    client: Any = server.client()
+    found = client.xrange(stream)
     return [(number.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for number, fields in found]
 
 
 def hashes(server: RedisServer, pattern: str = "row:*") -> dict[str, dict[str, str]]:
     """Every hash whose key fits a pattern."""
-    client = server.client()
+    client: Any = server.client()
     return {
         key.decode(): {k.decode(): v.decode() for k, v in client.hgetall(key).items()} for key in client.keys(pattern)
     }

@@ -23,6 +23,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+SINKS = sorted((ROOT / "docs" / "sinks").glob("*.md"))
 
 
 def generator() -> ModuleType:
@@ -139,6 +140,19 @@ def test_the_spec_of_a_page_by_task_loads(page: Path, tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "firnline.yml").write_text(json.dumps(whole))  # JSON is YAML, too
         assert load_options(folder, environ={}).name == "orders"
+
+
+@pytest.mark.parametrize("page", SINKS, ids=lambda p: p.name)
+def test_the_pages_of_sinks_have_the_same_headings_and_an_example_that_loads(page: Path, tmp_path: Path) -> None:
+    from firnline.spec.build import load_options
+
+    headings = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    assert headings == ["Guarantee", "Options", "What is written", "When it fails", "Example"]
+    example = re.search(r"^```yaml\n(.*?)^```", page.read_text().split("## Example")[1], re.DOTALL | re.MULTILINE)
+    assert example is not None
+    (tmp_path / "firnline.yml").write_text(example[1])
+    names = re.findall(r"\$\{env:(\w+)\}", example[1])
+    assert load_options(tmp_path, environ=dict.fromkeys(names, f"{page.stem}://host")).sinks
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda p: p.name)

@@ -13,6 +13,8 @@ from firnline import options
 from firnline.errors import SpecError
 from firnline.sinks.delta.config import DeltaSinkConfig
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.redis.config import RedisSinkConfig
+from firnline.sinks.redis.options import RedisSinkOptions
 from firnline.sources.config import FieldConfig, SchemaConfig
 from firnline.sources.files.config import FilesSourceConfig
 from firnline.sources.files.options import FileSourceOptions
@@ -37,6 +39,7 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (options.SchemaOptions, SchemaConfig),
     (FileSourceOptions, FilesSourceConfig),
     (DeltaSinkOptions, DeltaSinkConfig),
+    (RedisSinkOptions, RedisSinkConfig),
     (options.BatchOptions, models.BatchConfig),
     (options.RestartOptions, models.RestartConfig),
     (options.StoreOptions, StoreConfig),
@@ -54,6 +57,9 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("FileSourceOptions", "name"),  # the key of `sources`
     ("FileSourceOptions", "min_age_secs"),  # the default depends on `path`
     ("DeltaSinkOptions", "name"),  # numbered when left out
+    ("RedisSinkOptions", "name"),
+    ("RedisSinkOptions", "copy_from"),  # empty text when left out
+    ("RedisSinkOptions", "renamed_from"),
     ("StoreOptions", "path"),  # which of the three is needed depends on the type
     ("StoreOptions", "uri"),
     ("StoreOptions", "dsn"),

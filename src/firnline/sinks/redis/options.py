@@ -9,13 +9,12 @@ from typing import ClassVar, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from firnline.errors import ConfigError
-from firnline.operators.base import OP
 from firnline.options import FollowerOptions, StrictColumn
+from firnline.sinks.delta.options import OP, OPERATIONS
 from firnline.types import Json
 
 Mode = Literal["stream", "hash", "string"]
 
-OPERATIONS = ("insert", "update", "delete")
 OWN_PREFIX = "firnline:"  # of keys that hold heads and owners; no row is written there
 SCHEMES = {"redis": False, "rediss": True}  # whether with TLS
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

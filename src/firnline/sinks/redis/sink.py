@@ -84,7 +84,7 @@ class RedisSink(Follower):
             raise ConfigError(f"sink {self.name!r}: {problem[0]}: {problem[1]}")
         self._shape = RedisShape.of(options)
         self._durability = options.durability
-        self._head_key = head_key(context.pipeline, self.name, options.stream)
+        self._head_key = head_key(context.pipeline, self.head_name, options.stream)
         self._client = RedisClient(
             self.name,
             RedisAddress.parse(options.url),
@@ -147,7 +147,7 @@ class RedisSink(Follower):
         self._client.wait_for_log()
 
     def _names(self, shape: RedisShape) -> Names:
-        owned_by = f"{self.context.pipeline}/{self.name}"
+        owned_by = f"{self.context.pipeline}/{self.head_name}"
         return Names(self._head_key, owner_key(shape.target), shape.target, owned_by)
 
     # -- delivery -------------------------------------------------------------------------------------
