@@ -160,6 +160,7 @@ def _check_scratch(options: PipelineOptions, scratch: Path) -> None:
 
     checkpoint = options.checkpoint
     own = {s.location: "the spec's own table" for s in options.sinks}
+    own |= {options.home.root: "the spec's home"} if options.journal is not None else {}
     own |= {open_source(s).location: "the spec's source" for s in options.sources}
     store = (checkpoint.store.path or checkpoint.store.uri) if checkpoint.store else ""
     own |= {store: "the spec's checkpoint store"} if store else {}
@@ -356,9 +357,9 @@ class _StoppedClock(SystemClock):
 
 
 def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> PipelineOptions:
-    """The pipeline with another name, and with tables, store and tiers in `folder`."""
-    from firnline.options import StoreOptions
-    from firnline.sinks.delta.options import delta_tables
+    """The pipeline with another name, and with tables, journal, store and tiers in `folder`."""
+    from firnline.options import Home, StoreOptions
+    from firnline.sinks.delta.options import delta_tables, journal_in
 
     def source(one: SourceOptions) -> SourceOptions:
         return replace(one, lineage=one.lineage or plan.lineage)
@@ -374,6 +375,7 @@ def drill_options(options: PipelineOptions, plan: DrillPlan, folder: Path) -> Pi
             replace(table, table=str(folder / f"table-{index}"), storage_options={})
             for index, table in enumerate(delta_tables(options.sinks))
         ),
+        journal=journal_in(Home(str(folder / "home"))) if options.journal is not None else None,
         batch=replace(options.batch, max_files=plan.max_files, max_ms=ONE_DAY_MS),
         checkpoint=replace(
             checkpoint, store=StoreOptions(type="file", path=str(folder / "store")), local=local, remote=remote

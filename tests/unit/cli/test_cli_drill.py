@@ -38,6 +38,7 @@ sinks:
   - {type: delta, table: out, input: one, mode: staged}
   - {type: delta, table: more, input: two, mode: staged}
 """
+JOURNAL = TWO_SOURCES.replace("mode: staged", "required: false")
 OPERATORS = """\
 name: flights
 sources:
@@ -138,7 +139,11 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.usefixtures("no_spark")
-@pytest.mark.parametrize("text", [TWO_SOURCES, OPERATORS], ids=["two sources, staged sinks", "operators"])
+@pytest.mark.parametrize(
+    "text",
+    [TWO_SOURCES, JOURNAL, OPERATORS],
+    ids=["two sources, staged sinks", "two sources, a journal decides", "operators"],
+)
 def test_a_drill_changes_nothing_of_the_pipeline(
     text: str, tmp_path: Path, sample: SampleInput, run_json: Callable[..., Any]
 ) -> None:
@@ -155,7 +160,7 @@ def test_a_drill_changes_nothing_of_the_pipeline(
     found = run_json("drill", str(spec), "--table", str(scratch), "--kills", "1", "--seed", "3")
     assert (found["kills"], found["lost"], found["doubled"]) == (1, 0, 0)
     assert {p: data for p, data in contents(tmp_path).items() if not p.startswith(str(scratch))} == before
-    if text == TWO_SOURCES:
+    if text != OPERATORS:
         rows = sorted((Path(f["path"]).name, f["rows"], f["quarantined"]) for f in found["files"])
         assert rows == [(f"{k}{n}.json", 20, k == "a") for k in "ab" for n in range(8)]
     else:
