@@ -21,14 +21,14 @@ from firnline.errors import ConfigError, DamagedError
 from firnline.history.edits.restore import restore_savepoint
 from firnline.history.savepoints.catalog import dispose_savepoint, list_savepoints
 from firnline.history.savepoints.create import create_savepoint
-from firnline.options import PipelineOptions
+from firnline.options import Home, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaSinkOptions, journal_in
 from firnline.storage import Storage, open_storage
 from tests.support.pipelines import MakeOptions, delta_table, file_source, run_once
 from tests.support.processes import KILLED, Launcher, RunOrder
 from tests.support.s3 import new_bucket, s3_options
-from tests.support.samples import pack
+from tests.support.samples import pack, table_ids
 
 pytestmark = [pytest.mark.s3, pytest.mark.crash]
 
@@ -275,3 +275,27 @@ def test_a_savepoint_in_another_bucket(
     dispose_savepoint(open_pipeline(options), place, storage_options=storage_options)
     assert list(open_storage(place, storage_options).list("")) == []
     assert list_savepoints(open_pipeline(options), storage_options) == []
+
+
+def test_a_journal_lies_in_an_object_store_and_its_table_on_disk(
+    bucket: str,
+    storage_options: dict[str, str],
+    options: PipelineOptions,
+    remote: RemoteInput,
+    tmp_path: Path,
+) -> None:
+    table = DeltaSinkOptions("lake", str(tmp_path / "lake"), required=False)
+    journal = journal_in(Home(f"s3://{bucket}/home", storage_options))
+    options = dataclasses.replace(options, sinks=(table,), journal=journal)
+    for number in (1, 2):
+        remote.add(f"a{number}.json", 3)
+        assert run_once(options).exit_code == 0
+    (tmp_path / "lake").rename(tmp_path / "away")
+    (tmp_path / "lake").touch()
+    remote.add("a3.json", 3)
+    assert run_once(options).exit_code == 0
+    (tmp_path / "lake").unlink()
+    (tmp_path / "away").rename(tmp_path / "lake")
+    assert run_once(options).exit_code == 0
+    assert table_ids(tmp_path / "lake") == remote.ids
+    assert DeltaTable(options.home.root, storage_options=storage_options).to_pyarrow_table().num_rows == 0

@@ -129,7 +129,7 @@ class Opening:
         if staged > self._pipeline.options.batch.max_inflight:
             root = self._pipeline.storage.root
             raise CheckpointLostError(
-                f"the ledger knows epoch {staged}, but {root} is no table any more",
+                f"the ledger knows epoch {staged}, but {self._pipeline.decided_in} {root} is gone",
                 hint=f"Restore {root}/_delta_log from a backup; to start over, move the whole folder away.",
                 epoch=staged,
             )
@@ -161,8 +161,8 @@ class Opening:
             name, epoch = ahead.popitem()
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
-                hint="Bring that table back. If the order of the sinks, `required` or a table in the spec was changed, "
-                "change it back: the sink that decided so far stays the first required one.",
+                hint=f"Bring {self._pipeline.decided_in} back. If `home`, the order of the sinks, `required` or a table in "
+                "the spec was changed, change it back: what decided so far goes on deciding.",
                 epoch=epoch,
             )
 

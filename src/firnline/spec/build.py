@@ -24,7 +24,7 @@ from firnline.options import (
     find_deciding,
 )
 from firnline.sinks.delta.options import journal_in
-from firnline.spec.checks import find_home_problems, sink_source
+from firnline.spec.checks import find_home_problems, find_unshared, sink_source
 from firnline.spec.loading import LoadedSpec, load_spec
 from firnline.spec.models import CheckpointConfig, PipelineSpec, StoreConfig, TriggerConfig
 from firnline.spec.operators import OperatorConfig, OwnOperatorConfig
@@ -86,6 +86,9 @@ def _home(loaded: LoadedSpec, secrets: _Secrets) -> Home:
     at: KeyPath = ("home",) if spec.home is not None else ()
     for message in find_home_problems(spec, home.root):
         secrets.report(at, message, "Set `home` to a folder or URI of its own.")
+    unshared = find_unshared(spec, home.root)
+    if unshared is not None:
+        secrets.report(at, unshared, f"Set `home` to a URI, for example s3://BUCKET/{spec.name}.")
     return home
 
 

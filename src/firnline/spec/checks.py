@@ -99,9 +99,14 @@ def find_home_problems(spec: PipelineSpec, home: str) -> Iterator[str]:
             yield f'the home {home} {verb} the {read.key} of source "{name}"'
         elif is_inside(read.location, home):
             yield f'the {read.key} of source "{name}" lies inside the home {home}'
+
+
+def find_unshared(spec: PipelineSpec, home: str) -> str | None:
+    """Return why the workers of a cluster do not reach a home; None if they do, or all run on this machine."""
     master = str(spec.spark.get("spark.master", "local"))
-    if not master.startswith("local") and not is_remote(home):
-        yield f"the home {home} is on this machine alone, and with spark.master {master} every worker must reach it"
+    if master.startswith("local") or is_remote(home):
+        return None
+    return f"the home {home} is on this machine alone, and with spark.master {master} every worker must reach it"
 
 
 def _operator_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:
