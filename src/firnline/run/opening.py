@@ -161,8 +161,8 @@ class Opening:
             name, epoch = ahead.popitem()
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
-                hint=f"Bring {self._pipeline.decided_in} back. If `home`, the order of the sinks, `required` or a table in "
-                "the spec was changed, change it back: what decided so far goes on deciding.",
+                hint=f"Bring {self._pipeline.decided_in} back. If `home`, the order of the sinks, `required` or a "
+                "table in the spec was changed, change it back: what decided so far goes on deciding.",
                 epoch=epoch,
             )
 
