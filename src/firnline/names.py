@@ -481,3 +481,26 @@ def user_folder(user: int) -> str:
 def cache_folder(user: int) -> str:
     """The folder of a user's cached files of state, below the folder for temporary files."""
     return f"firnline-state-{user}"
+
+
+# -- names in a Kafka cluster -------------------------------------------------------------------------
+
+_KAFKA_ESCAPES = {"-": "--", "_": "-u", ".": "-d"}
+_KAFKA_LONGEST = 249 - 8  # leaves room for the number of a lane
+
+
+def kafka_checkpoint_topic(pipeline: str, sink: str) -> str:
+    """The topic of a Kafka sink's checkpoints. Names are escaped, so that no other pipeline and sink has it.
+
+    It has no underscore, because a cluster takes `a.b` and `a_b` for the same name.
+    """
+    escaped = ["".join(_KAFKA_ESCAPES.get(letter, letter) for letter in name) for name in (pipeline, sink)]
+    name = f"firnline.{escaped[0]}.{escaped[1]}"
+    if len(name) > _KAFKA_LONGEST:  # one dot: no name above is like it
+        return f"firnline.{hashlib.sha256(name.encode()).hexdigest()}"
+    return name
+
+
+def kafka_transactional_id(pipeline: str, sink: str, lane: int) -> str:
+    """The transactional id of one lane of a Kafka sink."""
+    return f"{kafka_checkpoint_topic(pipeline, sink)}.{lane}"

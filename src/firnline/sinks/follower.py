@@ -319,6 +319,12 @@ class Follower(Sink):
             BadRowError: a row can never be held, and `on_bad_row` is stop.
         """
 
+    def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
+        """Carry out a history edit that leaves the rows as they are. Default: only the head moves."""
+        after = head_after(head, commit)
+        self.swap_head(head, after)
+        return after
+
     def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
         """Carry out a history edit that removes rows, atomically with the new head. Default: refuse."""
         raise self._no_way_back()
@@ -505,11 +511,7 @@ class Follower(Sink):
         if not _is_at(head, onto) or (version is not None and version != head.epoch):
             raise CommitConflictError(f"sink {self.name!r} holds epoch {head.epoch}, which was not expected")
         fault_point("follower.edit.before")
-        if isinstance(effect, KeepRows):
-            after = head_after(head, commit)
-            self.swap_head(head, after)
-        else:
-            after = self.go_back(head, commit, effect)
+        after = self.keep_rows(head, commit) if isinstance(effect, KeepRows) else self.go_back(head, commit, effect)
         fault_point("follower.edit.after")
         return self._receipt(after)
 

@@ -30,6 +30,7 @@ KINDS = {
     "delta": "firnline.sinks.delta.kind",
     "postgres": "firnline.sinks.postgres.kind",
     "redis": "firnline.sinks.redis.kind",
+    "kafka": "firnline.sinks.kafka.kind",
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 

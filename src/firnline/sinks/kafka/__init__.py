@@ -1,0 +1,1 @@
+"""Kafka topics: one transaction per epoch and lane holds the rows and the checkpoint."""

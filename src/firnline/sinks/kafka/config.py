@@ -1,0 +1,124 @@
+"""The keys of a Kafka sink in a spec."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from firnline.config.fields import ColumnName, Count, Duration, Flag, ReadSecret, Size, fail
+from firnline.config.kafka import Brokers, ClientOption, SaslConfig, TlsConfig, check_client_options, check_topic
+from firnline.config.units import size_text
+from firnline.kafka_client import PRODUCER_OPTIONS
+from firnline.options import MEBIBYTE, SinkOptions
+from firnline.sinks.config import FollowerConfig
+from firnline.sinks.kafka.options import KafkaSinkOptions, template_columns
+
+MOST_LANES = 64
+_DEFAULT_BYTES = 256 * MEBIBYTE
+
+
+class KafkaSinkConfig(FollowerConfig):
+    """Topics of a Kafka cluster. Needs `pip install 'firnline[kafka]'`."""
+
+    other_words: ClassVar[dict[str, str]] = {
+        "bootstrap_servers": "brokers",
+        "bootstrap.servers": "brokers",
+        "servers": "brokers",
+        "topics": "topic",
+        "options": "client",
+        "format": "value",
+    }
+    options_class = KafkaSinkOptions
+    upserts_records = True
+
+    type: Literal["kafka"] = Field(default="kafka", description="Kind of sink.")
+    brokers: Brokers = Field(description="Where the cluster is found: host:port, several as a list or with commas.")
+    topic: str = Field(description="The topic, or a template such as orders.{region} that names columns.")
+    topics_allowed: str = Field(
+        default="",
+        description="Template: a regular expression that every rendered name must match as a whole, e.g. "
+        r"orders\.(eu|us); a row with another name is a bad row.",
+    )
+    partitions: Count | None = Field(
+        default=None, description="Create missing topics with this many partitions. Default: topics must exist."
+    )
+    key: tuple[ColumnName, ...] = Field(
+        default=(),
+        description="The columns of the message key: one as text, several as a JSON object. Upsert: the columns that "
+        "identify a row, by default those of the operator.",
+    )
+    value: Literal["json"] = Field(default="json", description="How a row becomes the message's value.")
+    lanes: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_LANES,
+        description="Producers that write an epoch at the same time, each in a transaction of its own. With more than "
+        "one, an epoch is atomic per lane only.",
+    )
+    max_transaction_bytes: Size = Field(
+        default=_DEFAULT_BYTES,
+        json_schema_extra={"default": size_text(_DEFAULT_BYTES)},
+        description="An epoch with more bytes goes in several transactions, each with a range of its rows.",
+    )
+    transaction_timeout: Duration = Field(
+        default=timedelta(seconds=60),
+        description="After this time the broker ends a transaction whose producer is gone. At most the broker's "
+        "transaction.max.timeout.ms.",
+    )
+    tls: TlsConfig | Flag | None = Field(default=None, description="true, or keys of its own, for encrypted brokers.")
+    sasl: SaslConfig | None = Field(default=None, description="How to log in.")
+    client: dict[str, ClientOption] = Field(
+        default={},
+        description="Options of librdkafka: " + ", ".join(sorted(PRODUCER_OPTIONS)) + ".",
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _topic_is_a_name(cls, topic: str) -> str:
+        if re.search(r"\{\}|\{[^}]*$|^[^{]*\}", topic):
+            raise fail(f'"{topic}" is no template (write {{column}} for the value of a column)')
+        check_topic(re.sub(r"\{[^{}]+\}", "x", topic))
+        return topic
+
+    @field_validator("topics_allowed")
+    @classmethod
+    def _pattern_is_valid(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise fail(f"is no regular expression: {error}") from None
+        return pattern
+
+    @field_validator("client")
+    @classmethod
+    def _options_are_allowed(cls, options: dict[str, str]) -> dict[str, str]:
+        return check_client_options(options, PRODUCER_OPTIONS)
+
+    @model_validator(mode="after")
+    def _key_fits_write(self) -> KafkaSinkConfig:
+        return self  # an append may have a key, too
+
+    @model_validator(mode="after")
+    def _template_fits(self) -> KafkaSinkConfig:
+        columns = template_columns(self.topic)
+        if columns and not self.topics_allowed:
+            raise fail(
+                "a topic with a template needs a pattern for the names that rows may give",
+                "topics_allowed",
+                hint=r"For example `topics_allowed: orders\.[a-z]+`.",
+            )
+        if self.topics_allowed and not columns:
+            raise fail("only with a template in topic, such as orders.{region}", "topics_allowed")
+        lost = [name for name in columns if name in self.exclude or (self.columns and name not in self.columns)]
+        if lost:
+            raise fail(f'the column "{lost[0]}" of the template is not delivered', "topic")
+        return self
+
+    def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
+        values: dict[str, Any] = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
+        values |= {key: values[key] or "" for key in ("copy_from", "renamed_from")}
+        values["transaction_timeout_ms"] = values.pop("transaction_timeout") // timedelta(milliseconds=1)
+        return self.options_class(**{**values, "partitions": self.partitions or 0, "input": input_name})

@@ -1,0 +1,69 @@
+"""The options of a Kafka sink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from firnline.options import MEBIBYTE, FollowerOptions, StrictColumn
+
+OP = "_op"
+SEQUENCE = "_sequence"
+DELETE = "delete"
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSinkOptions(FollowerOptions):
+    """Topics of one cluster."""
+
+    type: ClassVar[str] = "kafka"
+
+    brokers: str  # host:port, several with commas
+    topic: str  # a name, or a template with {column}
+    topics_allowed: str = field(default="", kw_only=True)  # a pattern for rendered names; empty: any
+    partitions: int = field(default=0, kw_only=True)  # create missing topics with so many; 0: they must exist
+    value: Literal["json"] = field(default="json", kw_only=True)
+    lanes: int = field(default=1, kw_only=True)
+    max_transaction_bytes: int = field(default=256 * MEBIBYTE, kw_only=True)
+    transaction_timeout_ms: int = field(default=60_000, kw_only=True)
+    tls: Mapping[str, Any] | bool | None = field(default=None, kw_only=True)
+    sasl: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    client: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # allowed options of the client library
+
+    @property
+    def location(self) -> str:
+        return f"kafka://{self.brokers}/{self.topic}"
+
+    @property
+    def target(self) -> str:
+        return f"kafka:{self.topic}"  # a cluster has many brokers, and the list may change
+
+    @property
+    def strict_columns(self) -> Mapping[str, StrictColumn]:
+        if self.write != "upsert":
+            return {}
+        return {OP: StrictColumn("string", ("insert", "update", DELETE)), SEQUENCE: StrictColumn("int64")}
+
+    def own_shape(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "topics_allowed": self.topics_allowed,
+            "key": list(self.key),
+            "write": self.write,
+            "value": self.value,
+            "lanes": self.lanes,
+        }
+
+
+def template_columns(topic: str) -> list[str]:
+    """Return the columns that a topic's template names; none for a plain name."""
+    return _PLACEHOLDER.findall(topic)
+
+
+def split_template(topic: str) -> list[tuple[str, str]]:
+    """Return the pieces of a template: each a text, followed by a column, which is empty at the end."""
+    pieces = _PLACEHOLDER.split(topic)
+    return list(zip(pieces[::2], [*pieces[1::2], ""], strict=True))

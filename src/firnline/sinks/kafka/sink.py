@@ -1,0 +1,307 @@
+"""A Kafka sink: rows go to topics, and checkpoints to a topic of its own, in the same transactions.
+
+Every lane has a partition of the checkpoint topic and a transactional id. Lane 0 is the main one: history edits write
+there, and it brings other lanes to the newest epoch when their number changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import ClassVar
+
+from firnline.checkpoint.codec import canonical
+from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, FencedError, SinkError
+from firnline.faults import fault_point
+from firnline.sinks.base import Capabilities, Decided, EpochCommit, Head, SinkContext
+from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
+from firnline.sinks.kafka.cluster import Cluster, Connection
+from firnline.sinks.kafka.delivery import (
+    BadRowsError,
+    LaneEpoch,
+    check_reports,
+    dead_letters,
+    lane_task,
+    run_lane,
+    write_lane,
+)
+from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, check_owner, claimed
+from firnline.sinks.kafka.options import KafkaSinkOptions, template_columns
+from firnline.sinks.kafka.record import LaneRecord, combine
+from firnline.types import Delivery, EntryRef, Json
+
+CONTROL_KEY = b"firnline-control"
+
+
+class KafkaSink(Follower):
+    """Topics of one cluster. See the module's docstring."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(Delivery.EXACTLY_ONCE, fed_from_outbox=True, has_columns=False)
+
+    def __init__(self, options: KafkaSinkOptions, context: SinkContext) -> None:
+        super().__init__(options, context)
+        self.capabilities = replace(  # type: ignore[misc]  # they depend on the settings
+            type(self).capabilities,
+            delivery=Delivery.EXACTLY_ONCE_PER_PART if options.lanes > 1 else Delivery.EXACTLY_ONCE,
+            upserts=options.write == "upsert",
+        )
+        self._kafka = options
+        self._connection = Connection.of(options, context.pipeline)
+        self._cluster = Cluster(self._connection)
+        self._main = Lane(self._cluster, 0)
+        # What the lanes held when this run last wrote; kept while no other process can have written since.
+        self._known: dict[int, LaneRecord | None] | None = None
+
+    # -- the head -------------------------------------------------------------------------------------
+
+    def read_head(self) -> FollowerHead | None:
+        return self._combine(self._read_records())
+
+    def _read_records(self) -> dict[int, LaneRecord | None]:
+        lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
+        return self._cluster.read_heads(range(lanes)) if lanes else {}
+
+    def _combine(self, records: dict[int, LaneRecord | None]) -> FollowerHead | None:
+        check_owner(records.values(), self.context.pipeline, self.name)
+        return combine(records, f"sink {self.name!r}")
+
+    def _require_claim(self) -> FollowerHead:
+        if self._known is None or not self._main.is_open:
+            self._known = None
+            return super()._require_claim()
+        # The producer of lane 0 has been the only one since: had another run claimed the sink, it could commit nothing.
+        head = self._combine({**self._known, 0: self._main.record})
+        assert head is not None
+        return head
+
+    def claim(
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
+        decided: Decided | None = None,
+    ) -> Head:
+        if generation is None:
+            raise ConfigError(f"sink {self.name!r} cannot decide", hint="List a Delta table before it.")
+        self._known = None
+        self._check_not_newer(generation)
+        self._check_timeout()
+        self._cluster.ensure_lanes(self._kafka.lanes)
+        empty = FollowerHead(self.context.pipeline, self.name, generation, run)
+        records = {0: self._claim_lane(self._main, empty)}
+        # Only now: whoever adds a lane needs lane 0, which nobody else has any more.
+        lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
+        for number in range(1, lanes):
+            lane = Lane(self._cluster, number)
+            records[number] = self._claim_lane(lane, empty)
+            lane.close()
+        self._generation = generation
+        self._known = dict(records)
+        return self.load()
+
+    def _check_not_newer(self, generation: int) -> None:
+        """Raise FencedError if a newer run owns the sink, without disturbing its producers."""
+        lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
+        for record in self._peek_records(lanes):
+            self._refuse_newer(record, generation)
+
+    def _peek_records(self, lanes: int) -> list[LaneRecord | None]:
+        """Return what the lanes hold, as far as it is known now."""
+        try:
+            return list(self._cluster.read_heads(range(lanes), seconds=0).values()) if lanes else []
+        except SinkError:  # a transaction is open, or the cluster does not answer: the claim finds out
+            return []
+
+    def _refuse_newer(self, record: LaneRecord | None, generation: int) -> None:
+        if record is not None and record.head.generation > generation:
+            newer = record.head.generation
+            raise FencedError(f"generation {newer} took sink {self.name!r} over", generation=newer)
+
+    def _claim_lane(self, lane: Lane, empty: FollowerHead) -> LaneRecord:
+        """Fence older producers of a lane, and register our generation there. Another claim in between is no reason to
+        give up; a newer generation is."""
+        for left in reversed(range(TRIES)):
+            lane.open()
+            check_owner([lane.record], self.context.pipeline, self.name)
+            self._refuse_newer(lane.record, empty.generation)
+            record = claimed(lane.record, empty)
+            if record == lane.record:
+                return record
+            fault_point("kafka.claim.before")
+            try:
+                lane.write_record(record)
+            except CommitUnknownError:
+                if not left:
+                    raise
+                continue  # a new producer, and read
+            fault_point("kafka.claim.after")
+            return record
+        raise AssertionError("the last try returns or raises")
+
+    def _check_timeout(self) -> None:
+        """Raise ConfigError if the broker does not allow transactions of the time that the spec has."""
+        longest = self._cluster.longest_transaction_ms()
+        if longest is not None and longest < self._kafka.transaction_timeout_ms:
+            raise ConfigError(
+                f"sink {self.name!r}: transaction_timeout is {self._kafka.transaction_timeout_ms} ms, and the broker "
+                f"allows {longest} ms (transaction.max.timeout.ms)",
+                hint="Lower transaction_timeout, or raise the setting of the broker.",
+            )
+
+    def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
+        self._write_main(expected, new, {})
+
+    def _write_main(self, expected: FollowerHead | None, new: FollowerHead, control: dict[str, Json]) -> None:
+        """Write a head to lane 0, with a control record in every partition of the topics if one is given."""
+        self._known = None
+        if not self._main.is_open:
+            self._main.open_as(new.generation)
+        held = self.read_head()
+        if held is not None and held.generation > new.generation:
+            raise FencedError(f"generation {held.generation} took sink {self.name!r} over", generation=held.generation)
+        if held != expected:
+            raise CommitConflictError(f"the head of sink {self.name!r} has moved")
+        try:
+            with self._main.transaction() as transaction:
+                for topic in self._control_topics() if control else ():
+                    for partition in range(self._cluster.count_partitions(topic)):
+                        transaction.produce(
+                            topic,
+                            canonical(control),
+                            CONTROL_KEY,
+                            partition=partition,
+                            headers=[("firnline-control", str(control["kind"]))],
+                        )
+                # One lane is enough: the others are brought here before the next epoch that has rows in them.
+                transaction.commit(LaneRecord(1, new))
+        except LostProducerError as error:
+            raise CommitUnknownError(error.cause.message, sink=self.name) from error
+
+    def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
+        """Move the head, and after a rollback say in every partition which epochs are undone, though they stay."""
+        after = head_after(head, commit)
+        control: dict[str, Json] = {}
+        jump = commit.facts.get("jump") or {}
+        if commit.kind == "rollback" and int(jump.get("to_epoch", head.epoch)) < head.epoch:
+            control = {
+                "kind": "rollback",
+                "pipeline": self.context.pipeline,
+                "sink": self.name,
+                "epoch": commit.checkpoint.epoch,
+                "undone": {
+                    "first": int(jump["to_epoch"]) + 1,
+                    "last": head.partial.epoch if head.partial else head.epoch,
+                },
+            }
+        self._write_main(head, after, control)
+        return after
+
+    def _control_topics(self) -> list[str]:
+        """Return the topics that this sink writes: of a template, those that exist and that it could name."""
+        topic = self._kafka.topic
+        if not template_columns(topic):
+            return [topic]
+        pattern = re.compile(".+".join(re.escape(text) for text in re.split(r"\{[^{}]+\}", topic)))
+        allowed = re.compile(self._kafka.topics_allowed)
+        return [name for name in self._cluster.list_topics() if pattern.fullmatch(name) and allowed.fullmatch(name)]
+
+    # -- delivery -------------------------------------------------------------------------------------
+
+    def deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        lanes = int(delivery.shape["lanes"])
+        while True:
+            epoch = LaneEpoch(delivery.rows, delivery.shape, delivery.final_head, self._kafka.max_transaction_bytes)
+            bad = self._write_one(epoch) if lanes == 1 else self._write_lanes(epoch, lanes, delivery)
+            if not bad:
+                return delivery.final_head
+            letters = dead_letters(delivery.rows, bad)
+            delivery.refuse(letters)
+            delivery = delivery.without(letters)
+
+    def _write_one(self, epoch: LaneEpoch) -> list[tuple[int, str]]:
+        """Write an epoch in lane 0, in this process. Returns bad rows, of which none was written."""
+        try:
+            write_lane(self._main, self._cluster, epoch)
+        except BadRowsError as error:
+            return list(error.rows)
+        return []
+
+    def _write_lanes(self, epoch: LaneEpoch, lanes: int, delivery: EpochDelivery) -> list[tuple[int, str]]:
+        """Write an epoch in several lanes at once, by tasks. Returns bad rows, of which none was written."""
+        self._join_lanes(delivery.head, epoch.head, lanes)
+        self._known = None
+        self._main.close()  # tasks have producers of their own
+        tasks = [lane_task(self._connection, number, epoch) for number in range(lanes)]
+        run: Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]] = delivery.run_tasks or _run_here
+        return check_reports(self.name, run(delivery.rows.attempt, tasks))
+
+    def _join_lanes(self, before: FollowerHead, after: FollowerHead, lanes: int) -> None:
+        """Bring the lanes of an epoch to the epoch before it: a lane may be new, or the last epoch had fewer.
+
+        The producer of lane 0 does it: no older run has that any more.
+        """
+        if self._cluster.count_partitions(self._connection.checkpoint_topic) < lanes:
+            self._cluster.ensure_lanes(lanes)
+        complete = replace(before, partial=None, row=0)
+        records = self._read_records()
+        behind = [
+            number
+            for number in range(lanes)
+            if (held := records.get(number)) is None or held.head.entry not in (before.entry, after.entry)
+            or held.head.epoch < before.epoch
+        ]  # fmt: skip
+        if not behind:
+            return
+        self._main.open_as(before.generation)
+        main = self._main.record
+        assert main is not None
+        if main.head.entry != before.entry:
+            raise SinkError(f"sink {self.name!r}: lane 0 holds epoch {main.head.epoch}, not {before.epoch}")
+        fault_point("kafka.join.before")
+        try:
+            with self._main.transaction() as transaction:
+                for number in behind:
+                    transaction.put_record(LaneRecord(main.lanes, complete), number)
+                transaction.commit(main)
+        except LostProducerError as error:
+            raise CommitUnknownError(error.cause.message, sink=self.name) from error
+        fault_point("kafka.join.after")
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self._check_timeout()
+        if not template_columns(self._kafka.topic):
+            self._check_writable(self._kafka.topic)
+        if self._cluster.count_partitions(self._connection.checkpoint_topic):
+            self._cluster.check_checkpoint_topic()
+
+    def _check_writable(self, topic: str) -> None:
+        """Raise SinkError if a topic does not exist, or this user may not write to it."""
+        if not self._cluster.count_partitions(topic):
+            if self._kafka.partitions:
+                return
+            raise SinkError(
+                f"sink {self.name!r}: topic {topic!r} does not exist; brokers {self._kafka.brokers}",
+                hint=f"Create the topic, or set `partitions` on sink {self.name!r}.",
+                sink=self.name,
+            )
+        rights = self._cluster.rights(topic)
+        if rights is not None and "WRITE" not in rights:
+            raise SinkError(
+                f"sink {self.name!r}: this user may not write to topic {topic!r}; brokers {self._kafka.brokers}",
+                hint="Give the user the right to write there (an ACL for Write), and for Write on the transactional "
+                f"ids that begin with {self._connection.checkpoint_topic!r}.",
+                sink=self.name,
+            )
+
+
+def _run_here(_: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Run tasks in this process, for a sink without an engine."""
+    with ThreadPoolExecutor(len(tasks), thread_name_prefix="firnline kafka") as pool:
+        return list(pool.map(run_lane, tasks))
