@@ -25,6 +25,10 @@ CONSUMER_OPTIONS = CLIENT_OPTIONS | {
     "check.crcs", "fetch.error.backoff.ms", "fetch.max.bytes", "fetch.message.max.bytes", "fetch.min.bytes",
     "fetch.wait.max.ms", "max.partition.fetch.bytes", "queued.max.messages.kbytes", "queued.min.messages",
 }  # fmt: skip
+PRODUCER_OPTIONS = CLIENT_OPTIONS | {
+    "batch.num.messages", "batch.size", "compression.level", "compression.type", "linger.ms",
+    "queue.buffering.max.kbytes", "queue.buffering.max.messages",
+}  # fmt: skip
 QUIET = {"log_level": 0}  # failures come as errors; the library would also write them to stderr
 _FINAL = frozenset(
     {

@@ -23,6 +23,7 @@ ELSEWHERE = (
     "outbox.",
     "follower.",
     "postgres.",
+    "kafka.",
     "letter.",
     "redis.",
     "state.",

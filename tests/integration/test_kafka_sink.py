@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 class KafkaConformance(SinkConformance):
     lanes = 1
-    settings: dict[str, Any] = {}
+    settings: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     def topic(self, kafka: KafkaServer) -> str:
@@ -45,11 +45,11 @@ class TestThreeLanes(KafkaConformance):
 
 
 class TestRanges(KafkaConformance):
-    settings = {"max_transaction_bytes": 150}
+    settings: ClassVar[dict[str, Any]] = {"max_transaction_bytes": 150}
 
 
 class TestUpsert(KafkaConformance):
-    settings = {"write": "upsert"}
+    settings: ClassVar[dict[str, Any]] = {"write": "upsert"}
     writes_changes = True
 
     @pytest.fixture

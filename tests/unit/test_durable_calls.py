@@ -20,7 +20,7 @@ DURABLE = {
 }  # fmt: skip
 DURABLE_METHODS = {
     "create_write_transaction", "add_columns", "create_checkpoint", "cleanup_metadata", "write_bytes", "write_text",
-    "vacuum", "restore", "compact",
+    "vacuum", "restore", "compact", "commit_transaction", "create_topics", "create_partitions",
 }  # fmt: skip
 # Functions that are only called between the points of another one.
 BETWEEN_POINTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from firnline.types import EntryRef
 SOURCE = Path(names.__file__).parent
 P, A, U = "orders", "0123456789abcdef", "f" * 32
 EPOCH = "00000000000000000007"
+LONG_KAFKA = "firnline." + "--" * 100 + "." + "-u" * 100
 LAST = EntryRef(7, f"{EPOCH}-{A}.json", "ab" * 32)
 
 CONSTANTS = {
@@ -110,6 +112,12 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "committer_probe_key": [((A,), f"_staging/probe-{A}")],
     "commit_name": [((7,), f"{EPOCH}.json")],
     "commit_key": [((7,), f"_delta_log/{EPOCH}.json")],
+    "kafka_checkpoint_topic": [
+        ((P, "topic"), "firnline.orders.topic"),
+        (("a-b", "c_d.e"), "firnline.a--b.c-ud-de"),
+        (("-" * 100, "_" * 100), f"firnline.{hashlib.sha256(LONG_KAFKA.encode()).hexdigest()}"),
+    ],
+    "kafka_transactional_id": [((P, "topic", 2), "firnline.orders.topic.2")],
     "epoch_txn": [((P,), "firnline:orders")],
     "generation_txn": [((P,), "firnline-gen:orders")],
     "generation_owner": [(("firnline-gen:orders",), P), (("firnline:orders",), None)],
@@ -192,6 +200,13 @@ def test_patterns(name: str) -> None:
     pattern, (fits, others) = getattr(names, name), PATTERNS[name]
     assert all(pattern.fullmatch(text) for text in fits)
     assert not any(pattern.fullmatch(text) for text in others)
+
+
+def test_no_two_sinks_share_a_checkpoint_topic() -> None:
+    """Nor do two that a Kafka cluster takes for one, because they differ in `.` and `_` alone."""
+    parts = ["a", "b", "a-b", "a_b", "a.b", "a--b", "a-ub", "-a", "a-", "a.", "d", "u"]
+    topics = {names.kafka_checkpoint_topic(pipeline, sink).replace("_", ".") for pipeline in parts for sink in parts}
+    assert len(topics) == len(parts) ** 2
 
 
 def test_functions_have_docstrings() -> None:

@@ -43,6 +43,7 @@ class Connection:
 
     pipeline: str
     sink: str
+    head_name: str  # of the sink, in the names of its checkpoint topic and of its producers
     brokers: str
     settings: Mapping[str, Any] = field(repr=False)  # of every client
     producer: Mapping[str, str]  # of producers
@@ -50,12 +51,13 @@ class Connection:
     transaction_timeout_ms: int
 
     @classmethod
-    def of(cls, options: KafkaSinkOptions, pipeline: str) -> Connection:
-        """Return the connection of a sink."""
+    def of(cls, options: KafkaSinkOptions, pipeline: str, head_name: str) -> Connection:
+        """Return the connection of a sink, which the cluster knows as `head_name`."""
         producer = {key: value for key, value in options.client.items() if key.startswith(_PRODUCER_ONLY)}
         return cls(
             pipeline=pipeline,
             sink=options.name,
+            head_name=head_name,
             brokers=options.brokers,
             settings={
                 "bootstrap.servers": options.brokers,
@@ -76,7 +78,7 @@ class Connection:
 
     @property
     def checkpoint_topic(self) -> str:
-        return kafka_checkpoint_topic(self.pipeline, self.sink)
+        return kafka_checkpoint_topic(self.pipeline, self.head_name)
 
     def error(self, what: str, error: BaseException) -> SinkError:
         """Return the error for a failed call of the library: `what` says what was tried."""

@@ -120,7 +120,7 @@ class Lane:
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 256 * 1024,
             **connection.producer,
-            "transactional.id": kafka_transactional_id(connection.pipeline, connection.sink, self.number),
+            "transactional.id": kafka_transactional_id(connection.pipeline, connection.head_name, self.number),
             "transaction.timeout.ms": connection.transaction_timeout_ms,
             "acks": "all",
             "enable.idempotence": True,

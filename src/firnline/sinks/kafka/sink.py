@@ -48,7 +48,7 @@ class KafkaSink(Follower):
             upserts=options.write == "upsert",
         )
         self._kafka = options
-        self._connection = Connection.of(options, context.pipeline)
+        self._connection = Connection.of(options, context.pipeline, self.head_name)
         self._cluster = Cluster(self._connection)
         self._main = Lane(self._cluster, 0)
         # What the lanes held when this run last wrote; kept while no other process can have written since.
@@ -64,7 +64,7 @@ class KafkaSink(Follower):
         return self._cluster.read_heads(range(lanes)) if lanes else {}
 
     def _combine(self, records: dict[int, LaneRecord | None]) -> FollowerHead | None:
-        check_owner(records.values(), self.context.pipeline, self.name)
+        check_owner(records.values(), self.context.pipeline, self.head_name)
         return combine(records, f"sink {self.name!r}")
 
     def _require_claim(self) -> FollowerHead:
@@ -92,7 +92,7 @@ class KafkaSink(Follower):
         self._check_not_newer(generation)
         self._check_timeout()
         self._cluster.ensure_lanes(self._kafka.lanes)
-        empty = FollowerHead(self.context.pipeline, self.name, generation, run)
+        empty = FollowerHead(self.context.pipeline, self.head_name, generation, run)
         records = {0: self._claim_lane(self._main, empty)}
         # Only now: whoever adds a lane needs lane 0, which nobody else has any more.
         lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
@@ -127,7 +127,7 @@ class KafkaSink(Follower):
         give up; a newer generation is."""
         for left in reversed(range(TRIES)):
             lane.open()
-            check_owner([lane.record], self.context.pipeline, self.name)
+            check_owner([lane.record], self.context.pipeline, self.head_name)
             self._refuse_newer(lane.record, empty.generation)
             record = claimed(lane.record, empty)
             if record == lane.record:
