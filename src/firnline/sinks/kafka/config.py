@@ -65,6 +65,7 @@ class KafkaSinkConfig(FollowerConfig):
     )
     transaction_timeout: Duration = Field(
         default=timedelta(seconds=60),
+        json_schema_extra={"default": "60s"},
         description="After this time the broker ends a transaction whose producer is gone. At most the broker's "
         "transaction.max.timeout.ms.",
     )
