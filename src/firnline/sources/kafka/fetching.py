@@ -115,6 +115,12 @@ class Wave:
             reached = one.end
         return messages, reached
 
+    def close(self) -> None:
+        """Resume what is paused: the library remembers it beyond the assignment."""
+        paused = [self._assigned[number] for number, one in self._waiting.items() if one.paused]
+        if paused:
+            self._consumer.resume(paused)
+
     def learn_size(self, records: int, size_bytes: int) -> None:
         """Note the size of records, for the size of the next batch."""
         if records:

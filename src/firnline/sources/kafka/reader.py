@@ -82,6 +82,7 @@ class KafkaReader(SplitReader):
                     if budget.is_full:
                         break
                     yield from self._read_range(fetched, one, budget)
+                fetched.close()
         self._check_topics()
 
     def end(self) -> SplitEnd:
