@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from firnline.errors import RollbackRefusedError
+from firnline.errors import ConfigError, RollbackRefusedError
 from firnline.history.edits.rollback import Rollback
+from firnline.history.edits.sinks import SinkEdit
+from firnline.history.sinks import load_sinks
 from firnline.options import OutboxOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
@@ -320,3 +322,105 @@ def test_a_full_outbox_stops_the_run_if_the_spec_says_so(
     for number in (1, 2, 3):
         sample.add(f"f{number}.json", 10)
     assert run_once(options).error_code == "outbox-full"
+
+
+# -- edits of what it remembers ---------------------------------------------------------------------------
+
+
+def give_up(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> PipelineOptions:
+    """Let the follower lag until it is set aside; then its target is back."""
+    small = replace(options, outbox=OutboxOptions(max_bytes=1, keep=timedelta(0)))
+    down = tmp_path / f"copy.db{DOWN}"
+    down.touch()
+    for number in (2, 3, 4):
+        sample.add(f"f{number}.json", 10)
+    run_to_end(small)
+    down.unlink()
+    assert find_away(open_pipeline(options).load().checkpoint)
+    return small
+
+
+def test_a_copy_gives_a_sink_the_rows_of_a_table_and_every_later_epoch(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path))
+    options = options_of(make_options, tmp_path, follower(tmp_path, copy_from="table"))
+    plan, _ = SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+    assert (plan.rows, plan.copy_from) == (10, "table")
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+    sample.add("f2.json", 10)
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == table_ids(tmp_path / "table") == sample.ids
+
+
+def test_a_sink_that_was_set_aside_is_copied_anew(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=False))
+    run_to_end(options)
+    held = sqlite_ids(tmp_path / "copy.db")
+    give_up(options, sample, tmp_path)
+    SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+    sample.add("f5.json", 10)
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids + held, "a sink that appends keeps what it had"
+
+
+def test_a_sink_that_was_set_aside_goes_on_after_a_gap(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=False))
+    run_to_end(options)
+    held = sqlite_ids(tmp_path / "copy.db")
+    give_up(options, sample, tmp_path)
+    before = Counter(sample.ids)
+    SinkEdit(open_pipeline(options), "resume", "copy").perform("person")
+    sample.add("f5.json", 10)
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == held + (sample.ids - before)
+
+
+def test_a_sink_is_forgotten_and_another_target_begins(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options_of(make_options, tmp_path, follower(tmp_path)))
+    before = Counter(sample.ids)
+    moved = options_of(make_options, tmp_path, SqliteSinkOptions("copy", str(tmp_path / "elsewhere.db")))
+    SinkEdit(open_pipeline(moved), "forget", "copy").perform("person")
+    sample.add("f2.json", 10)
+    run_to_end(moved)
+    assert sqlite_ids(tmp_path / "copy.db") == before
+    assert sqlite_ids(tmp_path / "elsewhere.db") == sample.ids - before
+
+
+def test_an_edit_of_an_unknown_sink_names_the_known_ones(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    run_to_end(options)
+    with pytest.raises(ConfigError, match="delivers to no sink 'cpoy'") as refused:
+        SinkEdit(open_pipeline(options), "forget", "cpoy").plan()
+    assert refused.value.hint == "Did you mean 'copy'?"
+
+
+def test_the_sinks_of_a_pipeline_are_listed_with_what_they_lack(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=False))
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    (tmp_path / f"copy.db{DOWN}").touch()
+    sample.add("f2.json", 10)
+    run_to_end(options)
+    (tmp_path / f"copy.db{DOWN}").unlink()
+    epoch, (table, copy) = load_sinks(open_pipeline(options))
+    assert (epoch, table["decides"], table["epochs_behind"]) == (2, True, 0)
+    assert (copy["epoch"], copy["epochs_behind"], copy["delivery"]) == (1, 1, "exactly-once")
+    assert copy["bytes_behind"] > 0
+    assert "is down" in copy["error"]

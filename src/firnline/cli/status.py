@@ -59,7 +59,8 @@ it cannot be read). Ctrl-C ends it with exit code 130.
 Output (JSON fields):
   pipeline, table, table_version
   sinks         [{name, location, version, epoch (null if the sink cannot be
-                read), required, epochs_pending, epochs_behind, error,
+                read), required, epochs_pending, epochs_behind,
+                bytes_behind, error, set_aside (the reason, or null),
                 write (append, upsert)}];
                 pending: staged, and not yet committed by `firnline committer`;
                 behind: decided, and waiting for the sink, with the last error;
@@ -292,6 +293,8 @@ def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     """Say what a sink holds, and why it is behind: it gets an epoch once the deciding table's log holds it."""
     error = f" ({sink['error']})" if sink["error"] else ""
     where = f", in {sink['location']}"
+    if sink["set_aside"]:
+        return f"set aside: {sink['set_aside']}; copy it anew: firnline sinks resync {sink['name']}"
     if sink["epoch"] is None:
         return f"cannot be read{error}{where}"
     version = f", version {sink['version']}" if sink["version"] is not None else ""
@@ -302,6 +305,8 @@ def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
     why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
     behind = count_text(sink["epochs_behind"], "epoch")
+    if sink["bytes_behind"]:
+        behind = f"{behind} ({size_text(sink['bytes_behind'])})"
     return f"{behind} behind, at epoch {sink['epoch']}{version}{optional}{why}{error}{where}"
 
 

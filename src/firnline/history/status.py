@@ -11,12 +11,14 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
 from firnline.history.inputs import load_inputs
+from firnline.history.sinks import bytes_behind
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, has_died, load_runs
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.known import find_away
 from firnline.sources.base import InputStatus
 from firnline.stores.lease import LeaseRecord
 from firnline.stores.tiers import NewestCopy
@@ -90,7 +92,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     failing = runs[0].get("sinks_failing") or {} if runs else {}
     writes = {sink.name: sink.write for sink in pipeline.options.sinks}
     sinks = [
-        {**_sink_row(sink, head.epoch, failing.get(sink.name)), "write": writes.get(sink.name)}
+        {**_sink_row(pipeline, sink, head, failing.get(sink.name)), "write": writes.get(sink.name)}
         for sink in pipeline.sinks
     ]
     snapshots = snapshots_of(head.checkpoint)
@@ -301,7 +303,7 @@ def _lag_seconds(pipeline: OpenPipeline, head: Head, epoch: int) -> float | None
     return round(max(0.0, (pipeline.clock.now() - datetime.fromisoformat(made)).total_seconds()), 3)
 
 
-def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
+def _sink_row(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -> dict[str, Json]:
     """Return the head of a sink; `failing` is the reason why the newest run could not write there."""
     row: dict[str, Json] = {
         "name": sink.name,
@@ -310,6 +312,8 @@ def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
         "epoch": None,
         "required": sink.required,
         "epochs_pending": 0,
+        "bytes_behind": None,
+        "set_aside": find_away(decided.checkpoint).get(sink.name),
     }
     try:
         head, settled = sink.load(), sink.settled_epoch()
@@ -318,7 +322,9 @@ def _sink_row(sink: Sink, decided: int, failing: Json) -> dict[str, Json]:
     epoch = head.epoch
     row |= {"epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
     row |= {"version": head.version if head.exists else None}
-    return {**row, "epochs_behind": max(0, decided - epoch), "error": failing if epoch < decided else None}
+    behind = max(0, decided.epoch - epoch)
+    row |= {"bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0}
+    return {**row, "epochs_behind": behind, "error": failing if behind else None}
 
 
 def load_files(pipeline: OpenPipeline) -> Iterator[dict[str, Json]]:

@@ -40,6 +40,7 @@ def perform_edit(
     generation: int | None = None,
     goes_on_from: EntryRef | None = None,
     leave: Collection[str] = (),
+    skip: Collection[str] = (),
     replaces: bool = False,
 ) -> Receipt:
     """Claim a generation everywhere, decide a history edit in the deciding sink, and apply it to every other sink.
@@ -54,6 +55,7 @@ def perform_edit(
         generation: Only given for a deciding sink that does not exist yet.
         goes_on_from: The entry that the history continues from; a staged sink adopts no pending units beyond it.
         leave: Sinks that need not be reached now.
+        skip: Sinks that are not touched: the next run joins them.
         replaces: The edit replaces all rows of a sink, so the sink need not catch up first.
 
     Raises:
@@ -66,7 +68,7 @@ def perform_edit(
     generation = held.generation
     tell(f"claimed generation {generation}")
     away = find_away(held.checkpoint)
-    others = [sink for sink in pipeline.sinks[1:] if sink.name not in away]
+    others = [sink for sink in pipeline.sinks[1:] if sink.name not in away and sink.name not in skip]
     for sink in others:
         try:
             if replaces:
@@ -107,6 +109,8 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
         commit = entry_commit(pipeline, deciding, entry, ref, schema)
         effect = find_effect(deciding, entry, committed.epoch)
         try:
+            if not entry.is_history_edit:
+                return ref, deciding.commit(commit)
             version = committed.version if committed.exists else None
             return ref, deciding.edit(commit, effect, committed.entry, version)
         except CommitConflictError:

@@ -46,7 +46,7 @@ def join(
         if begin is not None:
             sink.claim(run, generation=generation)
             entry = replace(pipeline.ledger.load(begin), staged={})  # it gets the head of that epoch, and no rows
-            sink.edit(entry_commit(pipeline, sink, entry, begin, pa.schema([])), KeepRows(), None)
+            sink.edit(entry_commit(pipeline, sink, entry, begin, pa.schema([])), KeepRows(), held.entry)
     return join_sink(pipeline, sink, run, generation, tip, goes_on_from or tip, run_tasks)
 
 
@@ -78,17 +78,17 @@ def _known(sink: Sink, decided: Head) -> KnownSink | None:
 
 
 def _find_beginning(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> EntryRef | None:
-    """Return the entry whose epoch a follower without epochs begins after; None if it goes on from its head."""
+    """Return the entry whose epoch a follower begins after; None if it goes on from its head."""
     tip, known = decided.entry, _known(sink, decided)
     if begins_now(pipeline, sink, held, decided):
         return tip
     if tip is None or known is None:
         return None
-    if held.epoch < known.held:
+    if held.epoch < known.held and known.held > known.born:
         _check_redeliverable(pipeline, sink, max(held.epoch, known.born), tip, known)
         facts = {"sink": sink.name, "held": known.held, "holds": held.epoch}
         logger.warning("sink went back: what it lost is delivered again", extra=facts)
-    if held.epoch or not known.born:
+    if held.epoch >= known.born:
         return None
     if known.born == tip.epoch:
         return tip

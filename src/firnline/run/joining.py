@@ -81,7 +81,7 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
         case "restore":
             version = entry.edit["versions"].get(sink.name)
             return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
-        case "rescale" | "import" | "repair":
+        case "rescale" | "import" | "repair" | "epoch":
             return KeepRows()
     to = int(entry.edit["to_epoch"])
     if holds <= to or sink.name in entry.edit.get("left", []) or sink.name == JOURNAL:

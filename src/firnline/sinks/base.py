@@ -28,7 +28,7 @@ import pyarrow as pa
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import FencedError, RollbackRefusedError
+from firnline.errors import FencedError, RollbackRefusedError, SinkError
 from firnline.sinks.outbox import deliver, find_missing_staged
 from firnline.storage import Storage
 from firnline.stores.tiers import Tiers
@@ -488,6 +488,14 @@ class Sink(ABC):
     def find_values(self, column: str) -> set[str]:
         """Return the distinct values of a text column over all rows; empty if rows cannot be read back."""
         return set()
+
+    def read_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows that readers see now, for a copy into another sink.
+
+        Raises:
+            SinkError: they cannot be read, or a sink of this kind cannot give rows back.
+        """
+        raise SinkError(f"sink {self.name!r} cannot be copied from", hint="Name a Delta table.")
 
     # -- history ------------------------------------------------------------------------------------------
 

@@ -157,6 +157,15 @@ class GuardedSink(Sink):
         """Whether the sink has a log of its own."""
         return self.inner.has_log
 
+    def read_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows that readers see now."""
+        try:
+            yield from self.inner.read_rows()
+        except (FirnlineError, *PASSING):
+            raise
+        except BaseException as error:
+            raise self._error("read_rows", error) from error
+
     def read_log(self, version: int | None = None, limit: int | None = None) -> Iterator[LoggedCommit]:
         """Yield the commits of this pipeline in the sink's own log, newest first."""
         try:

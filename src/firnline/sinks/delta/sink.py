@@ -210,6 +210,13 @@ class DeltaSink(Sink):
             raise SinkError(f"cannot read the rows of {self.name}: {error}") from error
         return found
 
+    def read_rows(self) -> Iterator[pa.RecordBatch]:
+        try:
+            if self._table.refresh():
+                yield from self._table.delta.to_pyarrow_dataset().to_batches()
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise SinkError(f"cannot read the rows of {self.name}: {error}") from error
+
     def find_receipt(self, epoch: int) -> Receipt | None:
         return self._find_logged(epoch)
 

@@ -1,0 +1,187 @@
+"""`firnline sinks`: lists the sinks that a pipeline delivers to; copies one anew, lets one go on, forgets one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.consent import Consent
+from firnline.cli.output import count_text, say
+from firnline.cli.table import Column
+
+if TYPE_CHECKING:
+    from firnline.history.edits.sinks import Action, SinkPlan
+
+EPILOGUE = """\
+A Delta table or the journal decides; all other sinks are followers: they get
+every decided epoch from the outbox, and keep their own head. The pipeline
+remembers each by name and target. A follower that lags beyond
+outbox.max_bytes is set aside: it gets nothing until `resync` or `resume`.
+
+Output of `list` (JSON: pipeline, epoch, sinks [...] with these fields):
+  name, type, location, required, decides, epoch (the newest that it holds),
+  epochs_behind, bytes_behind (null: not known), set_aside (the reason, or
+  null), error (why it cannot be read or written), delivery
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline sinks list
+  firnline sinks resync events --from orders --yes
+"""
+EDIT_EPILOGUE = """\
+The command is an epoch that reads nothing: a checkpoint remembers it. While a
+run is alive, the command is refused (exit code 6): stop the run first, or end
+it with --take-over. The audit trail records it. The command shows the plan,
+then asks. Starts no Spark.
+
+Output (JSON fields):
+  pipeline, action, sink, target, epoch, held, set_aside, copy_from, new_epoch,
+  rows (copied into the outbox), done
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline sinks {verb} events --dry-run
+  firnline sinks {verb} events pipeline.yml --yes
+"""
+COLUMNS = (
+    Column("name"),
+    Column("type", drop=2),
+    Column("epoch", right=True),
+    Column("epochs_behind", "behind", right=True),
+    Column("bytes_behind", "bytes", right=True, drop=3),
+    Column("state", cut="right"),
+    Column("location", cut="left", drop=1),
+)
+
+app = App(name="sinks", help_epilogue=EPILOGUE, help="List the sinks of a pipeline; copy, resume or forget one.")
+
+SinkName = Annotated[str, Parameter(help="The name of the sink.")]
+
+
+@app.command(name="list", help_epilogue=EPILOGUE)
+def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
+    """List the sinks with their heads."""
+    pipeline = load_pipeline(spec)
+    from firnline.history.sinks import load_sinks
+
+    epoch, rows = load_sinks(pipeline)
+    if common.json:
+        common.out.json({"pipeline": pipeline.options.name, "epoch": epoch, "sinks": rows})
+        return 0
+    for row in rows:
+        away = f"set aside: {row['set_aside']}" if row["set_aside"] else ""
+        row["state"] = away or row["error"] or ("decides" if row["decides"] else "in sync")
+        if row["state"] == "in sync" and row["epochs_behind"]:
+            row["state"] = "catching up"
+    common.out.table(COLUMNS, rows)
+    return 0
+
+
+@app.command(help_epilogue=EDIT_EPILOGUE.replace("{verb}", "resync"))
+def resync(
+    sink: SinkName,
+    spec: Spec = None,
+    *,
+    from_: Annotated[
+        str, Parameter(name="--from", help="The Delta table to copy; by default the one with the same input.")
+    ] = "",
+    take_over: TakeOver = False,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Copy all rows of a Delta table of the pipeline into a sink, which then gets every later epoch.
+
+    Rows that the sink holds stay: a sink that appends gets them again. Empty its target first if they should not be
+    there twice.
+    """
+    return _edit("resync", sink, spec, take_over, consent, common, from_)
+
+
+@app.command(help_epilogue=EDIT_EPILOGUE.replace("{verb}", "resume"))
+def resume(
+    sink: SinkName,
+    spec: Spec = None,
+    *,
+    accept_gap: Annotated[bool, Parameter(help="The sink never gets what it lacks.", negative="")] = False,
+    take_over: TakeOver = False,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Let a sink go on with the next epoch, without what it lacks."""
+    from firnline.errors import ConfigError
+
+    if not accept_gap:
+        raise ConfigError(
+            f"sink {sink!r} would never get the epochs that it lacks",
+            hint=f"If it may: firnline sinks resume {sink} --accept-gap. To copy it: firnline sinks resync {sink}",
+        )
+    return _edit("resume", sink, spec, take_over, consent, common)
+
+
+@app.command(help_epilogue=EDIT_EPILOGUE.replace("{verb}", "forget"))
+def forget(
+    sink: SinkName,
+    spec: Spec = None,
+    *,
+    take_over: TakeOver = False,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Forget a sink that the pipeline no longer delivers to; its target stays as it is."""
+    return _edit("forget", sink, spec, take_over, consent, common)
+
+
+def _edit(
+    action: Action, sink: str, spec: str | None, take_over: bool, consent: Consent, common: Common, copy_from: str = ""
+) -> int:
+    pipeline = load_pipeline(spec)
+    from firnline.history.edits.sinks import SinkEdit
+
+    edit = SinkEdit(pipeline, action, sink, copy_from)
+    plan = edit.plan()
+    if not common.json:
+        _show(common, plan)
+    elif not consent.decided:
+        common.out.json({**asdict(plan), "done": False})
+    if not consent.is_given(f"{action.capitalize()} sink {sink}", common.out):
+        return 0
+    with editing_history(pipeline, take_over=take_over) as run:
+        plan, _ = edit.perform(run, say)
+    if common.json:
+        common.out.json({**asdict(plan), "done": True})
+    else:
+        common.out.line(_last_line(plan))
+    return 0
+
+
+def _show(common: Common, plan: SinkPlan) -> None:
+    facts: dict[str, object] = {
+        "pipeline": plan.pipeline,
+        "sink": plan.sink,
+        "target": plan.target,
+        "epoch": plan.epoch,
+        "sink holds epoch": plan.held or "none",
+    }
+    if plan.set_aside:
+        facts["set aside"] = plan.set_aside
+    if plan.copy_from:
+        facts["copied from"] = plan.copy_from
+    if plan.action == "resume":
+        facts["never delivered"] = count_text(plan.epochs_skipped, "epoch")
+    common.out.facts(facts)
+    common.out.line()
+
+
+def _last_line(plan: SinkPlan) -> str:
+    if plan.action == "forget":
+        return f"done: since epoch {plan.new_epoch} the pipeline no longer knows sink {plan.sink}"
+    if plan.action == "resume":
+        return f"done: sink {plan.sink} goes on after epoch {plan.new_epoch}"
+    return f"done: {count_text(plan.rows or 0, 'row')} wait for sink {plan.sink}; the next run delivers them"

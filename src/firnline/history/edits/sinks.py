@@ -1,0 +1,193 @@
+"""Edits of what a pipeline remembers of its followers: forget one, let one go on after a gap, copy one anew.
+
+Each is decided by an epoch that reads nothing: its checkpoint remembers the change. A copy is that epoch's rows for the
+one sink: they wait in the outbox, and are delivered like any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.errors import ConfigError, SinkError
+from firnline.graph import sink_input
+from firnline.history.store import on_record
+from firnline.names import outbox_folder
+from firnline.operators.columns import suggest
+from firnline.run.edits import perform_edit
+from firnline.run.joining import committed_columns, edit_checkpoint
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.schema import schema_to_json
+from firnline.sinks.base import Head, Sink
+from firnline.sinks.known import KnownSink, known_sinks
+from firnline.sinks.outbox_rows import OutboxStager, outbox_target
+from firnline.storage import normalise
+from firnline.types import Json, Receipt
+
+Action = Literal["forget", "resume", "resync"]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """What an edit does to one follower."""
+
+    pipeline: str
+    action: Action
+    sink: str
+    target: str
+    epoch: int  # of the deciding sink, now
+    held: int  # the newest epoch that the sink was seen to hold; 0: none
+    set_aside: str
+    copy_from: str = ""
+    new_epoch: int | None = None
+    rows: int | None = None  # that were copied
+
+    @property
+    def epochs_skipped(self) -> int:
+        """The epochs that the sink never gets."""
+        return self.epoch - self.held if self.action == "resume" else 0
+
+
+class SinkEdit:
+    """Forgets a follower, lets it go on after a gap, or copies it anew."""
+
+    def __init__(self, pipeline: OpenPipeline, action: Action, sink: str, copy_from: str = "") -> None:
+        self._pipeline = pipeline
+        self._action: Action = action
+        self._name = sink
+        self._copy_from = copy_from
+
+    def plan(self) -> SinkPlan:
+        """Check the edit against the pipeline. Writes nothing.
+
+        Raises:
+            ConfigError: there is no such sink, or it cannot be copied from that one.
+        """
+        head = self._pipeline.load()
+        known = self._find_known(head)
+        source = self._find_source().name if self._action == "resync" else ""
+        return SinkPlan(
+            pipeline=self._pipeline.options.name,
+            action=self._action,
+            sink=self._name,
+            target=known.target,
+            epoch=head.epoch,
+            held=known.held,
+            set_aside=known.set_aside,
+            copy_from=source,
+        )
+
+    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[SinkPlan, Receipt]:
+        """Decide the edit.
+
+        Raises:
+            FencedError: another run took over meanwhile.
+            SinkError: a sink cannot be claimed, or the rows cannot be read; nothing is decided.
+        """
+        plan, pipeline = self.plan(), self._pipeline
+        rows: list[int] = []
+
+        def look(generation: int) -> tuple[LedgerEntry, Head]:
+            head = pipeline.deciding.load()
+            entry = self._entry(head, generation, run, tell)
+            rows[:] = [sum(int(file["rows"]) for file in entry.staged.get(self._name, []))]
+            return entry, pipeline.deciding.load_committed()
+
+        details: dict[str, Json] = {"sink": self._name, "copy_from": plan.copy_from}
+        with on_record(
+            pipeline, f"sinks-{self._action}", run, from_epoch=plan.epoch, to_epoch=plan.epoch + 1, **details
+        ):
+            receipt = perform_edit(pipeline, run, look, tell, skip=[self._name])
+        return replace(plan, new_epoch=receipt.epoch, rows=rows[0]), receipt
+
+    def _find_known(self, head: Head) -> KnownSink:
+        if head.checkpoint is None:
+            raise ConfigError(
+                f"pipeline {self._pipeline.options.name!r} has no history yet", hint="Run it first: firnline run"
+            )
+        known = known_sinks(head.checkpoint)
+        options = {one.name: one for one in self._pipeline.options.followers}
+        if self._name in known:
+            return known[self._name]
+        if self._name in options and self._action != "forget":  # new: it begins here
+            return KnownSink(options[self._name].target, 0, 0)
+        names = sorted(known if self._action == "forget" else known.keys() | options.keys())
+        hint = suggest(self._name, names) if names else "Delta tables are not listed: they hold their own rows."
+        raise ConfigError(f"the pipeline delivers to no sink {self._name!r}", hint=hint)
+
+    def _find_source(self) -> Sink:
+        """Return the sink to copy from: the named one, or the only table with the same input."""
+        options = self._pipeline.options
+        target = next((one for one in options.sinks if one.name == self._name), None)
+        if target is None:
+            raise ConfigError(f"the spec has no sink {self._name!r}", hint="Put it into the spec first.")
+        wanted = self._copy_from or getattr(target, "copy_from", "")
+        port = sink_input(options, target)
+        same = [one.name for one in options.sinks if not one.fed_from_outbox and sink_input(options, one) == port]
+        if not wanted and len(same) == 1:
+            wanted = same[0]
+        if not wanted:
+            raise ConfigError(
+                f"sink {self._name!r} can be copied from several sinks or from none",
+                hint=f"Name one with --from; with the same input there are: {', '.join(same) or 'none'}.",
+            )
+        if wanted not in same:
+            raise ConfigError(
+                f"sink {self._name!r} cannot be copied from {wanted!r}: it is no table with the input {port!r}",
+                hint=f"With that input there are: {', '.join(same) or 'none'}.",
+            )
+        return self._pipeline.sink(wanted)
+
+    def _entry(self, head: Head, generation: int, run: str, tell: Callable[[str], None]) -> LedgerEntry:
+        pipeline = self._pipeline
+        assert head.checkpoint is not None
+        epoch = head.epoch + 1
+        checkpoint = edit_checkpoint(
+            pipeline, head.checkpoint, head.checkpoint, epoch=epoch, generation=generation, run=run
+        )
+        known = {name: one.to_json() for name, one in known_sinks(head.checkpoint).items() if name != self._name}
+        staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
+        schemas: dict[str, list[dict[str, Json]]] = {}
+        shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
+        target = self._find_known(head).target
+        if self._action == "resume":
+            known[self._name] = KnownSink(target, born=epoch, held=epoch).to_json()
+        elif self._action == "resync":
+            known[self._name] = KnownSink(target, born=head.epoch, held=head.epoch).to_json()
+            staged[self._name], schema = self._copy(checkpoint.attempt)
+            schemas[self._name] = schema_to_json(schema)
+            tell(f"copied {sum(int(file['rows']) for file in staged[self._name])} rows into the outbox")
+        return LedgerEntry(
+            checkpoint=replace(checkpoint, sinks=known),
+            previous=head.entry,
+            previous_checkpoint=head.checkpoint.checksum,
+            inputs={},
+            staged=staged,
+            schema=committed_columns(pipeline),
+            schemas=schemas,
+            shapes=shapes,
+            epoch_time=checkpoint.created_at if pipeline.options.operators else "",
+        )
+
+    def _copy(self, attempt: str) -> tuple[list[dict[str, Json]], pa.Schema]:
+        """Copy the rows of the other sink into the outbox; returns the files and the columns."""
+        home = self._pipeline.options.home
+        folder = outbox_folder(self._pipeline.options.name)
+        outbox = {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": folder}
+        stager = OutboxStager(outbox_target(self._name, outbox, ""), attempt)
+        schema = pa.schema([])
+        try:
+            for batch in self._find_source().read_rows():
+                schema = batch.schema
+                stager.write(batch)
+            return stager.close(), schema
+        except OSError as error:
+            stager.discard()
+            raise SinkError(f"the outbox cannot be written: {error}") from error
+        except BaseException:
+            stager.discard()
+            raise

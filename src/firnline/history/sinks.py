@@ -1,0 +1,78 @@
+"""The sinks of a pipeline with their heads, for `firnline sinks` and `status`. Read-only."""
+
+from __future__ import annotations
+
+from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.run.commits import staged_for
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.status import load_runs
+from firnline.sinks.base import Head, Sink
+from firnline.sinks.known import find_away, known_sinks
+from firnline.types import Json
+
+
+def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
+    """Return the epoch of the deciding sink, and a row for every sink, the deciding one first."""
+    head = pipeline.load()
+    runs = load_runs(pipeline.storage, pipeline.options.name)
+    failing = runs[0].get("sinks_failing") or {} if runs else {}
+    away = find_away(head.checkpoint)
+    kinds = {options.name: options.type for options in pipeline.options.ordered_sinks}
+    rows = [
+        {
+            "name": sink.name,
+            "type": kinds[sink.name],
+            "location": sink.uri,
+            "required": sink.required,
+            "decides": sink is pipeline.deciding,
+            "delivery": sink.capabilities.delivery.value,
+            "set_aside": away.get(sink.name),
+            **_head_of(pipeline, sink, head, failing.get(sink.name)),
+        }
+        for sink in pipeline.sinks
+    ]
+    rows += [
+        {
+            "name": name,
+            "type": None,
+            "location": one.target,
+            "required": False,
+            "decides": False,
+            "delivery": None,
+            "set_aside": one.set_aside or None,
+            "epoch": one.held,
+            "epochs_behind": head.epoch - one.held,
+            "bytes_behind": None,
+            "error": "the spec no longer has it",
+        }
+        for name, one in known_sinks(head.checkpoint).items()
+        if name not in kinds and name not in {sink.former_name for sink in pipeline.sinks}
+    ]
+    return head.epoch, rows
+
+
+def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -> dict[str, Json]:
+    try:
+        epoch = sink.load().epoch
+    except (FirnlineError, OSError) as error:
+        return {"epoch": None, "epochs_behind": None, "bytes_behind": None, "error": str(error)}
+    behind = max(0, decided.epoch - epoch)
+    return {
+        "epoch": epoch,
+        "epochs_behind": behind,
+        "bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0,
+        "error": failing if behind else None,
+    }
+
+
+def bytes_behind(pipeline: OpenPipeline, sink: Sink, epoch: int, decided: Head) -> int | None:
+    """Return the bytes that are staged for a sink and that it lacks; None if the ledger no longer says."""
+    found = 0
+    try:
+        for entry, _ in pipeline.ledger.entries(decided.entry):
+            if entry.epoch <= epoch:
+                return found
+            found += sum(int(file["size_bytes"]) for file in staged_for(entry, sink))
+    except LedgerHoleError:
+        return None
+    return found
