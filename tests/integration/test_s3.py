@@ -24,7 +24,6 @@ from firnline.history.savepoints.create import create_savepoint
 from firnline.options import Home, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions, journal_in
-from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.storage import Storage, open_storage
 from tests.support.pipelines import MakeOptions, delta_table, file_source, run_once
@@ -301,14 +300,18 @@ def test_a_journal_lies_in_an_object_store_and_its_table_on_disk(
     assert run_once(options).exit_code == 0
     assert table_ids(tmp_path / "lake") == remote.ids
     assert DeltaTable(options.home.root, storage_options=storage_options).to_pyarrow_table().num_rows == 0
+
+
 def test_a_table_in_a_bucket_is_a_source(
     remote: RemoteInput, options: PipelineOptions, bucket: str, storage_options: dict[str, str]
+) -> None:
     source = DeltaSourceOptions("table", options.home.root, storage_options=storage_options)
     sink = DeltaSinkOptions("copy", f"s3://{bucket}/tables/copy", storage_options=storage_options)
     copy = dataclasses.replace(options, name="copy", sources=(source,), sinks=(sink,))
     for number in range(2):
         for part in range(3):
             remote.add(f"{number}-{part}.json", 5)
+        assert run_once(options).exit_code == 0
         run = run_once(copy)
         assert run.exit_code == 0, run.result.error
         assert ids(copy) == ids(options) == remote.ids

@@ -155,6 +155,20 @@ def test_the_pages_of_sinks_have_the_same_headings_and_an_example_that_loads(pag
     assert load_options(tmp_path, environ=dict.fromkeys(names, f"{page.stem}://host")).sinks
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "sources").glob("*.md")), ids=lambda p: p.name)
+def test_the_pages_of_sources_have_the_same_headings_and_examples_that_load(page: Path, tmp_path: Path) -> None:
+    from firnline.spec.build import load_options
+
+    headings = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    assert headings == ["Guarantee", "Options", "What is read", "When it fails", "Example"]
+    examples = re.findall(r"^```yaml\n(.*?)^```", page.read_text().split("## Example")[1], re.DOTALL | re.MULTILINE)
+    assert examples
+    for example in examples:
+        (tmp_path / "firnline.yml").write_text(example)
+        names = re.findall(r"\$\{env:(\w+)\}", example)
+        assert load_options(tmp_path, environ=dict.fromkeys(names, f"{page.stem}://host")).sources
+
+
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda p: p.name)
 def test_metrics_on_a_page_by_task_exist(page: Path) -> None:
     known = set(re.findall(r"^\| `(firnline_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
