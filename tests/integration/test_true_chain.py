@@ -10,7 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from firnline.errors import SourceUndoneError
@@ -107,6 +107,7 @@ def contents(table: str) -> Counter[int]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS, st.sampled_from(["ignore", "change_feed"]))
+@example([("append", 1), ("read", 1), ("restore", 0), ("read", 1), ("restore", 0)], "change_feed")
 def test_a_reader_has_what_the_table_has(
     steps: list[tuple[str, int]], on_change: Literal["ignore", "change_feed"]
 ) -> None:

@@ -383,8 +383,10 @@ class DeltaSource(Source):
                 files, size = files + len(rest), size + sum(size_of(item) for item in rest)
             numbers, as_changes = self._find_unread(at, newest)
             for version in (self._log.get(number) for number in numbers if number > at.since):
-                if version.has_rows or (self._feeds and _is_change(version, as_changes=as_changes)):
-                    files, size = files + max(1, version.files), size + version.size_bytes
+                if self._feeds and _is_change(version, as_changes=as_changes):
+                    files, size = files + version.changed, size + version.size_bytes
+                elif version.has_rows:
+                    files, size = files + version.files, size + version.size_bytes
             return Backlog(files, size)
 
     # -- reading --------------------------------------------------------------------------------------

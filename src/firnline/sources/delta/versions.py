@@ -43,6 +43,7 @@ class Version:
     stamp_ms: int | None  # when it was committed
     files: int = 0  # that a reader of appended rows reads
     size_bytes: int = 0
+    changed: int = 0  # files with rows that appear or disappear
     pipeline: str | None = None  # the Firnline pipeline that wrote it
     epoch: int | None = None  # of that pipeline
     table_id: str | None = None  # if the commit names it
@@ -60,7 +61,8 @@ def read_version(number: int, actions: Actions) -> Version:
     info = commit_info(actions)
     own = _own_info(info)
     added = [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
-    removed = any(action["remove"].get("dataChange", True) for action in actions if "remove" in action)
+    removed = sum(1 for action in actions if "remove" in action and action["remove"].get("dataChange", True))
+    changed = len(added) + removed
     operation = str(info.get("operation", "unknown"))
     target = _restored(info)
     kind, parent = Kind.EMPTY, number - 1
@@ -82,6 +84,7 @@ def read_version(number: int, actions: Actions) -> Version:
         stamp_ms=None if stamp is None else int(stamp),
         files=len(added),
         size_bytes=sum(int(add["size"]) for add in added),
+        changed=changed,
         pipeline=own.get("pipeline"),
         epoch=None if own.get("epoch") is None else int(own["epoch"]),
         table_id=metadata.get("id"),
