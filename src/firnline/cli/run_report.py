@@ -149,8 +149,7 @@ class RunTotals(Observer):
         self.waiting = backlog
 
     def idle(self) -> None:
-        if not self.doing.endswith(" commits"):  # an epoch does while the next plan finds nothing
-            self.doing = "waits: " + self.unreachable[0] if self.unreachable else "waits for new files"
+        self.doing = "waits: " + self.unreachable[0] if self.unreachable else "waits for new files"
 
     def sources(self, unreachable: Mapping[str, str | None]) -> None:
         self.unreachable = [reason for reason in unreachable.values() if reason]
@@ -261,7 +260,6 @@ class RunReporter(Observer):
         self._idle = False
         self._set_aside = 0
         self._failing: set[str] = set()  # copies whose failure was reported
-        self._in_flight: set[int] = set()  # epochs that run or commit
         self._unreachable = False  # whether a source cannot be read, which the log says
 
     def held_up(self, full: tuple[int, int] | None) -> None:
@@ -287,10 +285,8 @@ class RunReporter(Observer):
 
     def running(self, epoch: int) -> None:
         self._idle = False
-        self._in_flight.add(epoch)
 
     def committed(self, facts: EpochFacts) -> None:
-        self._in_flight = {epoch for epoch in self._in_flight if epoch > facts.epoch}
         texts = [
             f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
             _rows_text(facts),
@@ -340,7 +336,7 @@ class RunReporter(Observer):
             self._say(f"late files are not ingested: {error.message}. {error.hint}")
 
     def idle(self) -> None:
-        if not self._idle and not self._unreachable and not self._in_flight:
+        if not self._idle and not self._unreachable:
             self._idle = True
             self._say("all read; waiting for new files")
 
@@ -363,7 +359,6 @@ class RunReporter(Observer):
         self._say(f"waiting for the {lag.tier} tier {lag.location}: {count_text(lag.epochs_behind, 'epoch')} behind")
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
-        self._in_flight.clear()  # failed epochs are planned again
         if error.retryable:  # any other failure ends the run, which reports it
             self._say(f"failed: {error.message}")
 
@@ -388,7 +383,6 @@ class FieldsReporter(RunReporter):
         self._log("info", "claimed", {"generation": generation})
 
     def committed(self, facts: EpochFacts) -> None:
-        self._in_flight = {epoch for epoch in self._in_flight if epoch > facts.epoch}
         fields = {
             "epoch": facts.epoch,
             "sink": facts.sink,
@@ -406,7 +400,6 @@ class FieldsReporter(RunReporter):
         self._log("info", "epoch staged" if facts.is_staged else "epoch committed", fields)
 
     def trouble(self, error: FirnlineError, failures: int) -> None:
-        self._in_flight.clear()
         if error.retryable:
             fields = {"code": error.code, "reason": error.message, "failures": failures}
             self._log("warning", "step failed", fields)

@@ -318,6 +318,7 @@ class Runner:
             watch.follow(before, event, self._state)
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._decided(event)
+            self._report_idle()
         if isinstance(event, m.Committed) and event.sink != self._pipeline.deciding.name:
             self._observer.delivered(event.sink, event.epoch)
         if isinstance(event, m.LogRead) and self._state.committed > before.committed:
@@ -375,7 +376,7 @@ class Runner:
                 if failures:
                     self._observer.resting(delay, failures)
                 else:
-                    self._observer.idle()
+                    self._report_idle()
                     self._aside(self._deciding_lane, self._check_holder)
                     self._on("stage", action, self._pipeline.recorder.catch_up)
             case m.Stop():
@@ -714,6 +715,11 @@ class Runner:
         self._observer.ledger_hole(hole)
         note = self._log.open if hole else partial(self._log.note, now=True)
         self._aside("stage", lambda: note(ledger_hole=hole.message if hole else None))
+
+    def _report_idle(self) -> None:
+        """Report that everything is read, once nothing is in flight. A plan may find nothing while an epoch commits."""
+        if self._state.polling and not self._state.slots:
+            self._observer.idle()
 
     def _record_facts(self) -> dict[str, Json]:
         """Write failing sinks, and how far store and tiers are behind, to the run's history."""

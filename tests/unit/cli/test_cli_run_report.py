@@ -164,21 +164,3 @@ def test_a_start_of_spark_that_fails_ends_the_step() -> None:
     spark("failed")
     assert tally.step == "reading the table"
     assert said == ["starting Spark"]
-
-
-def test_a_run_is_not_called_idle_while_an_epoch_commits() -> None:
-    said: list[str] = []
-    totals = RunTotals(FakeTime())
-    run = Observers(RunReporter(said.append, attempts=5), totals)
-    run.running(1)
-    run.ran(1, 0.5)
-    run.idle()  # the next plan finds nothing, before the commit ends
-    assert (said, totals.doing) == ([], "epoch 1 commits")
-    run.committed(facts(1))
-    run.idle()
-    assert [line.split("  ")[0] for line in said] == ["epoch 1 committed", "all read; waiting for new files"]
-    assert totals.doing == "waits for new files"
-    run.running(2)
-    run.trouble(SinkError("disk full"), 1)
-    run.idle()
-    assert said[-1] == "all read; waiting for new files"
