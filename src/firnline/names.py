@@ -19,6 +19,8 @@ PINS = f"{HOME}/pins"  # files that sweeps must keep, whichever pipeline asked f
 JOURNAL = "journal"  # the name under which a pipeline's journal is one of its sinks; no sink of a spec has it
 JOURNAL_COLUMN = "_firnline_journal"  # its only column, which never has a value: no table is without a column
 LEDGER, QUARANTINE, STATE = "ledger", "quarantine", "state"  # folders of a pipeline; a savepoint has them too
+HEADERS_KEY = "firnline.headers"  # in the metadata of a file of the quarantine: the first records of CSV files
+REDIS_PREFIX = "firnline:"  # of keys in Redis that hold heads and owners; no row is written there
 
 
 def pipeline_folder(pipeline: str) -> str:

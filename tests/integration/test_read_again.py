@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -21,6 +23,10 @@ from firnline.history.status import load_files
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sources.files import reader
+from firnline.sources.files.formats import csv_records
+from firnline.sources.files.formats.base import QuarantinedRecord
+from firnline.sources.files.formats.csv_records import CsvFormat
+from firnline.sources.files.options import CsvOptions
 from tests.support.pipelines import known_files, pipeline_options, run_once
 
 
@@ -242,6 +248,121 @@ def test_a_replay_of_records_whose_file_was_read_again_reads_nothing(inbox: Inbo
     cli._ask(inbox.open(), chosen, discard=False)
     inbox.run()
     assert inbox.rows("id") == [(1,), (1,), (2,), (3,)]
+
+
+# -- CSV ----------------------------------------------------------------------------------------------
+
+
+def csv_inbox(inbox: Inbox) -> dict[str, Any]:
+    """Returns settings of a CSV source; some records lack the key, or have a stray quote."""
+    csv: dict[str, Any] = {"format": "csv"}
+    inbox.put("a.csv", "id,v,note", "1,x,plain", '2,,"two', 'lines, one ""field"""', '3,y,"stray"quote', "4,,last")
+    inbox.run(**csv, **BY_V)
+    assert inbox.bad() == [
+        ("a.csv", 1, "missing-required"),
+        ("a.csv", 2, "stray-quote"),
+        ("a.csv", 3, "missing-required"),
+    ]
+    return csv
+
+
+def test_quarantined_csv_records_are_decoded_with_their_header_and_the_settings_of_today(inbox: Inbox) -> None:
+    csv = csv_inbox(inbox)
+    before = inbox.epoch()
+    (inbox.folder / "a.csv").unlink()  # nothing of it is needed
+    chosen = cli._choose(inbox.open(**csv), cli._Filter(None, None, None), discard=False)
+    assert (chosen.records.total(), chosen.left_out.total()) == (3, 0)
+    assert inbox.ask_replay(**csv) == 3
+    inbox.run(**csv)
+    assert inbox.rows("id", "v", "note") == [
+        (1, "x", "plain"), (2, None, 'two\nlines, one "field"'), (4, None, "last")
+    ]  # fmt: skip
+    lineage = {row[0]: row[1:] for row in inbox.rows("id", "_firnline_record", "_firnline_epoch")}
+    assert (lineage[2], lineage[4]) == ((1, before + 1), (3, before + 1))
+    (left,) = load_quarantine(inbox.open(**csv))
+    assert (left["record"], left["line"], left["reason"]) == (2, 5, "stray-quote")
+    assert left["raw"] == b'3,y,"stray"quote'
+    # It is bad again, and still has its header: other settings can read it.
+    plain = {**csv, "csv": CsvOptions(quote="")}
+    assert inbox.ask_replay(**plain) == 1
+    inbox.run(**plain)
+    assert inbox.rows("id", "note")[2] == (3, '"stray"quote')
+    assert inbox.bad() == []
+    assert inbox.ask_replay(**csv) == 0
+
+
+def test_a_rollback_gives_replayed_csv_records_back(inbox: Inbox) -> None:
+    csv = csv_inbox(inbox)
+    bad, rows, epoch = inbox.bad(), inbox.rows("id"), inbox.epoch()
+    inbox.ask_replay(**csv)
+    inbox.run(**csv)
+    Rollback(inbox.open(**csv), epoch).perform("test")
+    inbox.run(**csv)
+    assert (inbox.bad(), inbox.rows("id")) == (bad, rows)
+    inbox.ask_replay(**csv)
+    inbox.run(**csv)
+    assert inbox.rows("id") == [(1,), (2,), (4,)]
+
+
+def test_csv_records_of_compressed_and_converted_files_without_a_header(inbox: Inbox) -> None:
+    options = CsvOptions(delimiter=";", header=False, encoding="latin-1")
+    csv: dict[str, Any] = {"format": "csv", "csv": options}
+    (inbox.folder / "b.csv.gz").write_bytes(gzip.compress("1;ä;x\r\n2;ö\r\n3;ü;\r\n".encode("latin-1")))
+    inbox.run(**csv, write="upsert", key=("column2",))
+    assert inbox.bad() == [("b.csv.gz", 1, "wrong-field-count"), ("b.csv.gz", 2, "missing-required")]
+    assert inbox.ask_replay(**csv) == 2
+    inbox.run(**csv)
+    assert inbox.rows("column0", "column1", "column2") == [(1, "ä", "x"), (3, "ü", None)]
+    assert inbox.bad() == [("b.csv.gz", 1, "wrong-field-count")]
+
+
+def test_every_csv_record_is_scanned_alone() -> None:
+    raws = [
+        b"id,v",  # the header today, which was a record before
+        b'1,"open',
+        b"2,y",
+        b"3,x\n4,y",
+        b'5,"a\nb"',
+        b"6,cut here",
+        b"7,z\r",
+    ]
+    reasons = ["does-not-fit"] * 5 + ["too-long", "does-not-fit"]
+    records = [
+        QuarantinedRecord(10 * n, n, reason, raw) for n, (reason, raw) in enumerate(zip(reasons, raws, strict=True))
+    ]
+    (block,) = CsvFormat({"format": "csv"}).scan_alone(records, b"id,v\r\n")
+    assert [json.loads(line) for line in bytes(block.data).splitlines()] == [
+        {"id": 2, "v": "y"}, {"id": 5, "v": "a\nb"}, {"id": 7, "v": "z\r"}
+    ]  # fmt: skip
+    assert [(one.record, one.line, one.reason) for one in block.refused] == [
+        (0, 0, "does-not-fit"), (1, 10, "stray-quote"), (3, 30, "wrong-field-count"), (5, 50, "too-long")
+    ]  # fmt: skip
+    assert block.origins is not None
+    assert block.origins.lines.tolist() == [20, 40, 60]
+    assert [block.origins.raw(n) for n in range(3)] == [raws[2], raws[4], raws[6]]
+
+
+def test_blocks_of_csv_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_records, "BLOCK_BYTES", 10)
+    records = [QuarantinedRecord(n, n, "does-not-fit", raw) for n, raw in enumerate([b"1" * 25, b"2", b"3", b"4" * 9])]
+    blocks = list(CsvFormat({"format": "csv"}).scan_alone(records, b"id\n"))
+    assert [(block.first_record, block.records) for block in blocks] == [(0, 1), (1, 2), (3, 1)]
+
+
+def test_csv_records_quarantined_without_their_header_are_refused(inbox: Inbox) -> None:
+    """As by an older version; and rows of Parquet files."""
+    csv = csv_inbox(inbox)
+    for path in Path(inbox.table).rglob("quarantine/*.parquet"):
+        pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    chosen = cli._choose(inbox.open(**csv), cli._Filter(None, None, None), discard=False)
+    assert chosen.left_out == {"a record alone has no header; use `firnline files --reread`, or --export": 3}
+    chosen = cli._choose(inbox.open(format="parquet"), cli._Filter(None, None, None), discard=False)
+    assert [text.partition(";")[0] for text in chosen.left_out] == ["a row of a Parquet file is not decoded alone"]
+    rows, bad = inbox.rows("id"), inbox.bad()
+    for settings in (csv, {"format": "parquet"}):
+        inbox.ask_replay(**settings)  # of one who saw another spec
+        inbox.run(**settings)
+        assert (inbox.rows("id"), inbox.bad(), inbox.open().requests.load()) == (rows, bad, [])
 
 
 # -- files --------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from firnline.errors import ConfigError
 from firnline.types import Json
 
 if TYPE_CHECKING:
+    from firnline.history.quarantine import QuarantineFile
     from firnline.run.open_pipeline import OpenPipeline
 
 FILES_PER_REQUEST = 200
@@ -46,9 +47,11 @@ epoch, of a running pipeline or of the next run, has these records only. Those
 that are bad again stay in quarantine. --drop takes records out of the list
 without reading them, e.g. after --export. Both show what they would do, then
 ask; the audit trail records it. The ledger names the records, so that each is
-read again once; a rollback of that epoch brings them back. Of a record that was
-too long only the beginning is stored: raise max_record_bytes and read its file
-again, with `firnline files --reread`.
+read again once; a rollback of that epoch brings them back. Records of CSV files
+are decoded with the header of their file, which is stored beside them. Of a
+record that was too long only the beginning is stored: raise max_record_bytes
+and read its file again, with `firnline files --reread`; so with rows of Parquet
+files.
 
 --export writes the stored bytes, one record per line, e.g. to correct them and
 to put the file into the source's folder.
@@ -216,7 +219,7 @@ def _choose(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool) -> _Chose
         for number, row in file.rows:
             if not wanted.takes(row):
                 continue
-            obstacle = _obstacle(pipeline, file.source, row, discard=discard)
+            obstacle = _obstacle(pipeline, file, row, discard=discard)
             if any(first <= number <= last for first, last in asked.get(file.name, ())):
                 obstacle = "already requested"
             if obstacle:
@@ -274,17 +277,20 @@ def _ask(pipeline: OpenPipeline, chosen: _Chosen, *, discard: bool) -> None:
                 pipeline.requests.ask_replay(source, part, discard=discard, ids=pipeline.ids)
 
 
-def _obstacle(pipeline: OpenPipeline, source: str, row: Mapping[str, Json], *, discard: bool) -> str:
+def _obstacle(pipeline: OpenPipeline, file: QuarantineFile, row: Mapping[str, Json], *, discard: bool) -> str:
     """Return why a record cannot be read again, or dropped; empty if it can."""
-    options = next((one for one in pipeline.options.sources if one.name == source), None)
+    options = next((one for one in pipeline.options.sources if one.name == file.source), None)
     if discard and (options is None or options.replays_quarantine):
         return ""
     if row["reason"] == "too-long":
         return "only the beginning of a record that is too long is stored; use `firnline files --reread`"
     if options is None:
-        return f"the source {source} is not in the spec"
+        return f"the source {file.source} is not in the spec"
     if not options.replays_quarantine:
         return f"a {options.type} source neither reads quarantined records again nor drops them; use --export"
-    if getattr(options, "format", "ndjson") not in ("ndjson", "json"):
+    file_format = getattr(options, "format", "ndjson")
+    if file_format == "parquet":
+        return "a row of a Parquet file is not decoded alone; use `firnline files --reread`, or --export"
+    if file_format == "csv" and row["file"] not in file.headers:
         return "a record alone has no header; use `firnline files --reread`, or --export"
     return ""

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from firnline.names import quarantine_folder
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.read_again import CurrentNames, DealtWith, HistoryPart, as_ranges
+from firnline.sources.headers import find_headers
 from firnline.types import Json
 
 
@@ -23,6 +24,7 @@ class QuarantineFile:
     name: str
     source: str
     rows: list[tuple[int, dict[str, Json]]]
+    headers: frozenset[str] = frozenset()  # the inputs whose headers are in the file
 
     def describe(self, rows: list[int]) -> dict[str, Json]:
         """Return what a request says of some of these rows."""
@@ -54,11 +56,13 @@ def load_quarantine_files(pipeline: OpenPipeline) -> Iterator[QuarantineFile]:
     for link in pipeline.ledger.chain(head.entry):
         dealt.add(HistoryPart.of(link))
         for file in link.quarantine:
-            name, rows = str(file["name"]), list(enumerate(_read(pipeline, str(file["name"]))))
+            name = str(file["name"])
+            table = _read(pipeline, name)
+            rows = list(enumerate(table.to_pylist()))
             source = str(file.get("source") or _find_source(pipeline, rows[0][1]))
             kept = [(number, row) for number, row in rows if not dealt.has(name, number, source, str(row["file"]))]
             if kept:
-                yield QuarantineFile(name, source, kept)
+                yield QuarantineFile(name, source, kept, frozenset(find_headers(table.schema)))
 
 
 def load_pending(pipeline: OpenPipeline) -> list[dict[str, Json]]:
@@ -77,14 +81,13 @@ def load_pending(pipeline: OpenPipeline) -> list[dict[str, Json]]:
         return []
     last = max(times, key=lambda attempt: times[attempt])
     # A task whose columns changed has read its files twice.
-    found = {(row["file"], row["record"]): row for name in attempts[last] for row in _read(pipeline, name)}
+    found = {(row["file"], row["record"]): row for name in attempts[last] for row in _read(pipeline, name).to_pylist()}
     return [found[key] for key in sorted(found)]
 
 
-def _read(pipeline: OpenPipeline, name: str) -> list[dict[str, Json]]:
+def _read(pipeline: OpenPipeline, name: str) -> pa.Table:
     data = pipeline.storage.get(f"{quarantine_folder(pipeline.options.name)}/{name}")
-    rows: list[dict[str, Json]] = pq.ParquetFile(pa.BufferReader(data)).read().to_pylist()
-    return rows
+    return pq.ParquetFile(pa.BufferReader(data)).read()
 
 
 def _find_source(pipeline: OpenPipeline, row: Mapping[str, Json]) -> str:

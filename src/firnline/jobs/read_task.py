@@ -31,6 +31,7 @@ from firnline.sinks.registry import open_stagers
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.guard import guarding
+from firnline.sources.headers import add_headers
 from firnline.sources.registry import open_reader
 from firnline.storage import open_storage
 from firnline.types import Json
@@ -145,7 +146,7 @@ class _Attempt:
                 for bad in rows.bad[: FIRST_BAD - len(self._first_bad)]:
                     head = shorten(repr(bytes(bad.raw[:SHOWN_BYTES]))[2:-1])
                     self._first_bad.append(f"{rows.origin} line {bad.line}: {bad.reason}: {head}")
-                self._quarantine.add(rows.origin, rows.bad)
+                self._quarantine.add(rows.origin, rows.bad, rows.header)
             if rows.port in self._ports:
                 self._ports[rows.port].write(rows)
             else:
@@ -299,7 +300,7 @@ def _rescue(columns: list[Any], fields: list[pa.Field], misfits: Mapping[str, st
 
 
 class _QuarantineWriter:
-    """Stages the bad records of one task: raw bytes, file, line and reason.
+    """Stages the bad records of one task: raw bytes, file, line and reason, and the headers of files.
 
     They become true once a commit's ledger entry names the file. `target` is `{root, storage_options, folder}`.
     """
@@ -311,11 +312,18 @@ class _QuarantineWriter:
         self._epoch = epoch
         self._attempt = attempt
         self._rows: list[dict[str, Json]] = []
+        self._headers: dict[str, bytes] = {}  # by file
         self._size_bytes = 0
         self._files: list[dict[str, Json]] = []
 
-    def add(self, path: str, records: Sequence[BadRecord]) -> None:
+    def add(self, path: str, records: Sequence[BadRecord], header: bytes | None) -> None:
         """Add the bad records of one file."""
+        if header is not None:
+            if self._headers.get(path, header) != header:  # of another reading of the file
+                self._flush()
+            if path not in self._headers:
+                self._headers[path] = header
+                self._size_bytes += len(header)
         for bad in records:
             self._rows.append(
                 {
@@ -340,17 +348,18 @@ class _QuarantineWriter:
         """Delete the files of this writer."""
         for file in self._files:
             self._storage.delete(f"{self._folder}/{file['name']}")
-        self._files, self._rows = [], []
+        self._files, self._rows, self._headers = [], [], {}
 
     def _flush(self) -> None:
         if not self._rows:
             return
         name = quarantine_name(self._epoch, self._attempt, uuid.uuid4().hex)
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(self._rows, schema=QUARANTINE_SCHEMA), sink, compression="zstd")
+        schema = add_headers(QUARANTINE_SCHEMA, self._headers)
+        pq.write_table(pa.Table.from_pylist(self._rows, schema=schema), sink, compression="zstd")
         fault_point("stage.quarantine.before")
         self._storage.put(f"{self._folder}/{name}", sink.getvalue().to_pybytes())
         fault_point("stage.quarantine.after")
         reasons = Counter(str(row["reason"]) for row in self._rows)
         self._files.append({"name": name, "rows": len(self._rows), "reasons": dict(reasons), "source": self._source})
-        self._rows, self._size_bytes = [], 0
+        self._rows, self._headers, self._size_bytes = [], {}, 0

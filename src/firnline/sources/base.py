@@ -569,6 +569,7 @@ class Rows:
     constants: Mapping[str, str | None] = field(default_factory=dict)  # column -> value, as text
     port: str = MAIN_PORT
     rescued: Sequence[Rescued] = ()  # by column: values of these rows that are in `_rescued_data` instead
+    header: bytes | None = None  # of the input: without it a bad record alone cannot be decoded; None: it can
 
 
 class Budget:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
+from firnline.names import REDIS_PREFIX
 from firnline.operators.base import OP, SEQUENCE
 from firnline.sinks.encoding import encode_rows, encode_text
 from firnline.sinks.follower import EpochRows
-from firnline.sinks.redis.options import OWN_PREFIX, RedisShape
+from firnline.sinks.redis.options import RedisShape
 from firnline.sinks.redis.script import NOTHING, Packed, bulk
 from firnline.sinks.shaping import ShapedRows
 
@@ -55,8 +56,8 @@ class Encoded:
             np.flatnonzero(_sizes(self.rows) > MOST_ROW_BYTES).tolist(), f"is larger than {MOST_ROW_BYTES:,} bytes"
         )
         if self.keys is not None:
-            own = pc.fill_null(pc.starts_with(self.keys, OWN_PREFIX), False).to_numpy(zero_copy_only=False)
-            found |= dict.fromkeys(np.flatnonzero(own).tolist(), f"its key begins with {OWN_PREFIX}")
+            own = pc.fill_null(pc.starts_with(self.keys, REDIS_PREFIX), False).to_numpy(zero_copy_only=False)
+            found |= dict.fromkeys(np.flatnonzero(own).tolist(), f"its key begins with {REDIS_PREFIX}")
             nulls = np.flatnonzero(self.keys.is_null().to_numpy(zero_copy_only=False))
             found |= dict.fromkeys(nulls.tolist(), "a column of its key is null")
         return found

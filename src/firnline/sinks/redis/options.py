@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from firnline.errors import ConfigError
+from firnline.names import REDIS_PREFIX
 from firnline.options import FollowerOptions, StrictColumn
 from firnline.sinks.delta.options import OP, OPERATIONS
 from firnline.types import Json
 
 Mode = Literal["stream", "hash", "string"]
 
-OWN_PREFIX = "firnline:"  # of keys that hold heads and owners; no row is written there
 SCHEMES = {"redis": False, "rediss": True}  # whether with TLS
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 DEFAULT_PORT = 6379
@@ -160,14 +160,14 @@ def find_problem(mode: str, stream: str, keys: str, columns: tuple[str, ...]) ->
     if mode == "stream":
         if not stream:
             return "stream", "missing: mode: stream needs the name of the stream"
-        return ("stream", f"must not begin with {OWN_PREFIX}") if stream.startswith(OWN_PREFIX) else None
+        return ("stream", f"must not begin with {REDIS_PREFIX}") if stream.startswith(REDIS_PREFIX) else None
     if not keys:
         return None
     literals, named = _COLUMN.split(keys)[::2], _COLUMN.findall(keys)
     if any("{" in literal or "}" in literal for literal in literals) or not all(named):
         return "keys", "has braces that enclose no column"
-    if keys.startswith(OWN_PREFIX):
-        return "keys", f"must not begin with {OWN_PREFIX}"
+    if keys.startswith(REDIS_PREFIX):
+        return "keys", f"must not begin with {REDIS_PREFIX}"
     if not named or (columns and sorted(named) != sorted(columns)):
         return "keys", f"must name every key column once: {', '.join(columns) or 'it names none'}"
     if any(":" not in between for between in literals[1:-1]):
@@ -177,12 +177,12 @@ def find_problem(mode: str, stream: str, keys: str, columns: tuple[str, ...]) ->
 
 def head_key(pipeline: str, sink: str, stream: str) -> str:
     """The key of a sink's head. It has the hash tag of the stream, so that both are in one slot of a cluster."""
-    return f"{OWN_PREFIX}{_escaped(pipeline)}:{_escaped(sink)}:head{_tag_of(stream)}"
+    return f"{REDIS_PREFIX}{_escaped(pipeline)}:{_escaped(sink)}:head{_tag_of(stream)}"
 
 
 def owner_key(target: str) -> str:
     """The key that says which sink writes to a stream, or to the keys of a template."""
-    return f"{OWN_PREFIX}owner:{target}"
+    return f"{REDIS_PREFIX}owner:{target}"
 
 
 def hash_tag(key: str) -> str:

@@ -279,9 +279,9 @@ def _former(state: FileState, quarantined: Mapping[str, Json]) -> dict[str, Json
 
 
 def replayed_input(
-    state: FileState, request: str, file: Mapping[str, Json], now: str, *, discard: bool
+    state: FileState, request: str, file: Mapping[str, Json], now: str, read_as: Mapping[str, Json], *, discard: bool
 ) -> dict[str, Json]:
-    """Return the input of a task for quarantined records that are read again."""
+    """Return the input of a task for quarantined records that are read again, in the format of the source today."""
     return {
         "path": str(file["name"]),
         "quarantine": str(file["name"]),
@@ -296,7 +296,7 @@ def replayed_input(
         "offset": 0,
         "line": 0,
         "request": request,
-        **({"discarded": True} if discard else {}),
+        **({"discarded": True} if discard else {"read_as": dict(read_as)} if read_as else {}),
     }
 
 
@@ -365,7 +365,7 @@ def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
 
 def replayed_record(item: Mapping[str, Json]) -> dict[str, Json]:
     """Return the ledger's record of quarantined records that were read again, or discarded."""
-    dropped = ("offset", "line", "at", "read_as", "former_roots")
+    dropped = ("offset", "line", "at", "former_roots")
     return {**{key: value for key, value in item.items() if key not in dropped}, "status": "replayed"}
 
 

@@ -153,7 +153,7 @@ class FileReader(SplitReader):
                 waiting.append(decoded)
                 waiting_bytes += decoded.batch.nbytes
                 if waiting_bytes > HOLD_BYTES:
-                    yield self._rows(item, decoder, waiting)
+                    yield self._rows(file.path, decoder, waiting, file.header)
                     waiting, waiting_bytes, spilled = [], 0, True
                 if budget.is_full:
                     break
@@ -168,7 +168,7 @@ class FileReader(SplitReader):
             return
         finally:
             file.close()
-        yield self._rows(item, decoder, waiting)
+        yield self._rows(file.path, decoder, waiting, file.header)
         self._outcomes.append(outcome)
 
     def _read_quarantined(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
@@ -178,18 +178,26 @@ class FileReader(SplitReader):
         except (OSError, pa.ArrowException, KeyError) as error:
             self._failed[str(item["path"])] = f"cannot be read: {error}"
             return
-        for records in kept:
-            decoder = self._open_decoder(NdjsonFormat(), records.file)
-            for block in records.blocks(self._settings.max_record_bytes):
-                try:
-                    decoded = records.number(decoder.decode(block))
-                except (UnexpectedFieldError, MismatchError) as error:
-                    raise SchemaError(f"{records.file}: {error}", file=records.file) from error
-                self._decoders.schema = decoder.schema
-                budget.records += block.records
-                budget.raw_bytes += len(block.data)
-                budget.bytes_read += len(block.data)
-                yield self._rows({"path": records.file}, decoder, [decoded])
+        has_rows = False
+        try:
+            for records in kept:
+                decoder = self._open_decoder(NdjsonFormat(), records.file)
+                for block in records.blocks(item.get("read_as", {}), self._settings.max_record_bytes):
+                    try:
+                        decoded = records.number(decoder.decode(block))
+                    except (UnexpectedFieldError, MismatchError) as error:
+                        raise SchemaError(f"{records.file}: {error}", file=records.file) from error
+                    self._decoders.schema = decoder.schema
+                    budget.records += block.records
+                    budget.raw_bytes += len(block.data)
+                    budget.bytes_read += len(block.data)
+                    has_rows = True
+                    yield self._rows(records.file, decoder, [decoded], records.header)
+        except BrokenFileError as error:
+            self._failed[str(item["path"])] = f"{records.file}: {error.reason}"
+            if has_rows:
+                raise RestartError from error
+            return
         self._outcomes.append(FileOutcome(str(item["path"]), to=int(item["to"]), finished=True))
 
     def _open_decoder(self, file_format: Format[Any], path: str) -> RecordDecoder[Any]:
@@ -211,8 +219,9 @@ class FileReader(SplitReader):
             raise BadRecordsError(f"{item['path']}, line {first.line}: {first.reason}", file=item["path"])
         return decoded
 
-    def _rows(self, item: dict[str, Json], decoder: RecordDecoder[Any], waiting: Sequence[Decoded]) -> list[Rows]:
-        path = str(item["path"])
+    def _rows(
+        self, path: str, decoder: RecordDecoder[Any], waiting: Sequence[Decoded], header: bytes | None
+    ) -> list[Rows]:
         constants = folder_values(path, self._settings.root)
         for decoded in waiting:
             if decoded.batch.num_rows:
@@ -225,6 +234,7 @@ class FileReader(SplitReader):
                 d.bad,
                 constants,
                 rescued=[replace(one, file=path) for one in d.rescued],
+                header=header,
             )
             for d in waiting
         ]
@@ -247,8 +257,9 @@ class _OpenFile:
             max_records=max_records,
             max_record_bytes=settings.max_record_bytes,
         )
-        self._key = item["path"].removeprefix(settings.root).lstrip("/")
-        self._file = StoredFile(storage, self._key, str(item["path"]), int(item["size_bytes"]))
+        self.path = str(item["path"])
+        self._key = self.path.removeprefix(settings.root).lstrip("/")
+        self._file = StoredFile(storage, self._key, self.path, int(item["size_bytes"]))
         self._reader: RecordReader[Any] | None = None
         self.format: Format[Any] = open_format(item.get("read_as"))
         self._etag = str(item["etag"])
@@ -302,6 +313,11 @@ class _OpenFile:
         """Return whether the records that an epoch read are still there. Only a repeated reading names their end."""
         growth = find_growth(self._storage, self._key, stat.size_bytes, ReadFile.of_record(self._item))
         return growth.change in (Change.GROWN, Change.BLANK)
+
+    @property
+    def header(self) -> bytes | None:
+        """What a bad record needs beside its own bytes, to be decoded again."""
+        return self.format.header_of(self._reader) if self._reader is not None else None
 
     def leaves_last_record(self, piece: Piece, bad_record: int) -> bool:
         """Return whether a bad record is the incomplete end of a growing file: it is left for later."""

@@ -1,18 +1,20 @@
-"""Quarantined records that are read again: their raw bytes, decoded as lines, with their old file and number."""
+"""Quarantined records that are read again: their raw bytes, decoded alone, with their old file and number."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from firnline.ndjson import Block, Decoded, open_blocks
+from firnline.ndjson import Block, BrokenFileError, Decoded, Origins, open_blocks
+from firnline.sources.files.formats.base import QuarantinedRecord
 from firnline.sources.files.position import current_name
+from firnline.sources.headers import find_headers
 from firnline.storage import open_storage
 from firnline.types import Json
 
@@ -26,23 +28,47 @@ class QuarantinedRecords:
     """Records of one file, in the order of the quarantine."""
 
     file: str
-    lines: list[int]
-    records: list[int]
-    raws: list[bytes]
+    header: bytes | None  # the first record of a CSV file
+    records: list[QuarantinedRecord] = field(default_factory=list)
 
-    def blocks(self, max_record_bytes: int) -> Iterator[Block]:
+    def blocks(self, read_as: Mapping[str, Json], max_record_bytes: int) -> Iterator[Block]:
+        """Yield the records in a format, without the rest of their file.
+
+        Raises:
+            BrokenFileError: a record alone has no columns in this format.
+        """
+        name = read_as.get("format")
+        if name == "csv":
+            yield from self._csv_blocks(read_as)
+        elif name == "parquet":
+            raise BrokenFileError(self.file, "a row of a Parquet file is not decoded alone")
+        else:
+            yield from self._line_blocks(max_record_bytes)
+
+    def _line_blocks(self, max_record_bytes: int) -> Iterator[Block]:
         """Yield the records as lines of a file that has nothing else."""
-        texts = (_one_line(raw) for raw in self.raws)
+        texts = (_one_line(one.raw) for one in self.records)
         data = b"\n".join(text if text.strip() else _BLANK for text in texts)
-        most = max(max_record_bytes, max(map(len, self.raws)) + 1)
-        return iter(open_blocks(io.BytesIO(data), path=self.file, compression=None, max_record_bytes=most))
+        most = max(max_record_bytes, max(len(one.raw) for one in self.records) + 1)
+        for block in open_blocks(io.BytesIO(data), path=self.file, compression=None, max_record_bytes=most):
+            lines = np.array([one.line for one in self.records[block.first_record : block.end_record]], np.int64)
+            nowhere = np.zeros(len(lines), np.int64)  # `number` gives bad records their bytes
+            yield replace(block, origins=Origins(b"", lines, nowhere, nowhere))
+
+    def _csv_blocks(self, read_as: Mapping[str, Json]) -> Iterator[Block]:
+        from firnline.sources.files.formats.csv_records import CsvFormat
+
+        if self.header is None:
+            raise BrokenFileError(self.file, "its header is not in the quarantine")
+        yield from CsvFormat(read_as).scan_alone(self.records, self.header)
 
     def number(self, decoded: Decoded) -> Decoded:
         """Give rows and bad records the numbers that they have in their file."""
-        numbers = np.array(self.records, np.int64)[decoded.record_numbers.to_numpy()]
+        numbers = np.array([one.record for one in self.records], np.int64)[decoded.record_numbers.to_numpy()]
+        former = [self.records[bad.record] for bad in decoded.bad]
         bad = [
-            replace(b, record=self.records[b.record], line=self.lines[b.record], raw=self.raws[b.record])
-            for b in decoded.bad
+            replace(bad, record=one.record, line=one.line, raw=one.raw)
+            for bad, one in zip(decoded.bad, former, strict=True)
         ]
         return replace(decoded, record_numbers=pa.array(numbers), bad=bad)
 
@@ -67,13 +93,12 @@ def load_quarantined(item: Mapping[str, Json], root: str) -> list[QuarantinedRec
     chosen = np.concatenate([np.arange(first, last + 1) for first, last in item["rows"]])
     table = table.take(pa.array(chosen))
     groups: list[QuarantinedRecords] = []
-    columns = [table.column(name).to_pylist() for name in ("file", "line", "record", "raw")]
+    headers = find_headers(table.schema)
+    columns = [table.column(name).to_pylist() for name in ("file", "line", "record", "reason", "raw")]
     former_roots = item.get("former_roots", ())
-    for name, line, record, raw in zip(*columns, strict=True):
+    for name, line, record, reason, raw in zip(*columns, strict=True):
         file = current_name(name, former_roots, root)
         if not groups or groups[-1].file != file:
-            groups.append(QuarantinedRecords(file, [], [], []))
-        groups[-1].lines.append(line)
-        groups[-1].records.append(record)
-        groups[-1].raws.append(raw)
+            groups.append(QuarantinedRecords(file, headers.get(name)))
+        groups[-1].records.append(QuarantinedRecord(line, record, reason, raw))
     return groups

@@ -266,7 +266,9 @@ class FileSource(Source):
         taken: list[str] = []
         for request, (files, discard) in sorted(replays.items()):
             wanted = [
-                planning.replayed_input(state, request, file, now, discard=discard) for file in files if file["rows"]
+                planning.replayed_input(state, request, file, now, self._options.read_as, discard=discard)
+                for file in files
+                if file["rows"]
             ]
             if taken and sum(int(item["size_bytes"]) for item in [*inputs, *wanted]) > limits.max_bytes:
                 break

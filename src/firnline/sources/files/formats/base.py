@@ -37,6 +37,16 @@ class Place:
     max_record_bytes: int = 16 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantinedRecord:
+    """A bad record as the quarantine has it, with line and number in its file."""
+
+    line: int
+    record: int
+    reason: str
+    raw: bytes
+
+
 class StoredFile:
     """One file in a storage; closes what was opened of it."""
 
@@ -128,6 +138,10 @@ class Format(ABC, Generic[P]):
         Raises:
             BrokenFileError: they are plainly no names.
         """
+
+    def header_of(self, reader: RecordReader[P]) -> bytes | None:
+        """Return the first record of a file, if a record alone cannot be decoded without it."""
+        return None
 
     def warm_up(self) -> None:
         """Compile what the reader needs, or load it; later calls are cheap."""

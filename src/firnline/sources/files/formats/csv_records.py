@@ -6,21 +6,25 @@ import csv
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from firnline.ndjson import Block, BrokenFileError, compression_of
-from firnline.sources.files.formats.base import Place, RecordReader, StoredFile
+from firnline.ndjson import Block, BrokenFileError, Origins, Refused, compression_of
+from firnline.sources.files.formats.base import Place, QuarantinedRecord, RecordReader, StoredFile
 from firnline.sources.files.formats.csv_scan import BOOLEAN, INFERRED, NUMBER, scan_csv, skip_csv
-from firnline.sources.files.formats.lines import TextFormat
+from firnline.sources.files.formats.lines import OneFile, TextFormat
 from firnline.sources.files.formats.recognise import check_delimiter, check_head, find_data, find_record, no_header
-from firnline.sources.files.formats.scan_codes import CUT_LINE, LINE
-from firnline.sources.files.formats.scanning import Array, ScanReader
+from firnline.sources.files.formats.scan_codes import CUT, CUT_LINE, LINE, ROW_REASON
+from firnline.sources.files.formats.scanning import BLOCK_BYTES, Array, ScanReader
 from firnline.sources.files.options import CsvOptions
 from firnline.types import Json
 
 _NO_QUOTE = 256  # no byte
+_LINE_END = b"\r\n"  # after a record alone: one that ends with a carriage return keeps it
+_MAX_ALONE = 8192  # records of a block that are scanned alone
+_ALONE_SLACK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class CsvFormat(TextFormat):
             first.read_names()
             reader = _CsvReader(file, place, self._options, self._declared)
             reader.set_names(first.names)
+            reader.header = first.header
         reader.start()
         return reader
 
@@ -71,6 +76,31 @@ class CsvFormat(TextFormat):
         odd = find_data(reader.names) if is_other else find_record(reader.seen, options.delimiter, options.quote)
         if odd is not None:
             raise BrokenFileError(file.path, no_header(odd))
+
+    def header_of(self, reader: RecordReader[Block]) -> bytes | None:
+        return reader.header if isinstance(reader, _CsvReader) else None
+
+    def scan_alone(self, records: Sequence[QuarantinedRecord], header: bytes) -> Iterator[Block]:
+        """Yield records of one file as blocks, each scanned alone: no quote in one reaches into the next.
+
+        `header` is the first record of the file. Records are numbered from 0, lines and bytes are those of the records.
+
+        Raises:
+            BrokenFileError: the header gives no names to the columns.
+        """
+        options = replace(self._options, encoding="utf-8")  # quarantined bytes are UTF-8, whatever the file was
+        storage: Any = OneFile(header)
+        reader = _CsvReader(
+            StoredFile(storage, "", "", len(header)), Place(max_record_bytes=len(header)), options, self._declared
+        )
+        reader.read_names()
+        ends = np.cumsum([len(record.raw) for record in records])
+        at = 0
+        while at < len(records):
+            within = int(np.searchsorted(ends, (ends[at - 1] if at else 0) + BLOCK_BYTES, "right"))
+            end = min(max(within, at + 1), at + _MAX_ALONE)
+            yield reader.scan_alone(records[at:end], at)
+            at = end
 
     def offset_of(self, file: StoredFile, reader: RecordReader[Block]) -> int:
         if compression_of(file.path) or self._options.encoding != "utf-8":
@@ -90,6 +120,7 @@ class _CsvReader(ScanReader):
         nulls = [text.encode() for text in options.null_values]
         self._nulls, self._null_ends = _joined(nulls)
         self.names: list[str] = []
+        self.header: bytes | None = None  # the first record, with its line end
         self.seen = b""  # the first bytes of the file, if it is read from its beginning
 
     # --- names -----------------------------------------------------------------------------------------
@@ -142,6 +173,7 @@ class _CsvReader(ScanReader):
             self._read_more(len(self._data) - self._at + 1)
         if problem:
             raise BrokenFileError(self._path, problem)
+        self.header = bytes(self._data[self._at : self._at + lines.size])
         if self._options.header:
             self._pass_bytes(self._at + lines.size)
             self._control[LINE] += lines.count
@@ -154,6 +186,50 @@ class _CsvReader(ScanReader):
         return csv.reader(lines, delimiter=delimiter, quotechar=quote, strict=True)
 
     # --- records ---------------------------------------------------------------------------------------
+
+    def scan_alone(self, records: Sequence[QuarantinedRecord], first: int) -> Block:
+        """Return a block of records, each scanned alone; `first` is the number of the first one."""
+        source = b"".join(record.raw + _LINE_END for record in records)
+        data = np.frombuffer(source, np.uint8)
+        data.flags.writeable = False
+        sizes = np.array([len(record.raw) for record in records], np.int64)
+        starts = np.cumsum(sizes + len(_LINE_END)) - sizes - len(_LINE_END)
+        # A byte becomes six at most; each column has a name, two quotes and a comma.
+        most = 6 * sizes + self._keys.size + 3 * len(self.names) + _ALONE_SLACK
+        out = np.empty(int(most.sum()), np.uint8)
+        rows = np.zeros((2, 4), np.int64)
+        used, kept, refused = 0, list[int](), list[Refused]()
+        for number, record in enumerate(records):
+            reason = self._refusal(record)
+            if not reason:
+                start = int(starts[number])
+                after = start + int(sizes[number]) + len(_LINE_END)
+                self._control[:] = 0
+                end, size, count, why = scan_csv(
+                    data, start, after, True, 2, after - start, out[used:], rows,
+                    self._control, self._keys, self._key_ends, self._how, self._nulls, self._null_ends,
+                    self._delimiter, self._quote,
+                )  # fmt: skip
+                if count == 1 and end == after:
+                    reason = self.reasons[int(rows[0, ROW_REASON])]
+                else:  # a field that never ends, or several records
+                    reason = "stray-quote" if why == CUT else "wrong-field-count"
+            if reason:
+                refused.append(Refused(first + number, record.line, record.raw, reason))
+            else:
+                used += int(size)
+                kept.append(number)
+        lines = np.array([records[number].line for number in kept], np.int64)
+        return Block(
+            data=out[:used].tobytes(), first_record=first, first_line=1, records=len(records), lines=len(records),
+            end_offset=0, consumed_bytes=0, refused=refused,
+            origins=Origins(source, lines, starts[kept], starts[kept] + sizes[kept]),
+        )  # fmt: skip
+
+    def _refusal(self, record: QuarantinedRecord) -> str:
+        """Return the reason why a record stays bad, whatever its bytes are: it is cut, or it is the header today."""
+        is_header = self._options.header and record.record == 0 and record.raw == (self.header or b"").rstrip(b"\r\n")
+        return record.reason if record.reason == "too-long" or is_header else ""
 
     def _scan(self, data: Array, at: int, max_records: int) -> tuple[int, int, int, int]:
         end, size, records, why = scan_csv(

@@ -22,7 +22,7 @@ from firnline.sources.files.formats.recognise import check_head
 from firnline.sources.files.growth import TAIL_BYTES, FileEnd, describe_tail, has_open_line
 
 
-class _Sample:
+class OneFile:
     """A storage with one file."""
 
     def __init__(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class TextFormat(Format[Block]):
     sample = b'{"a":"b"}\n'  # a file of the format
 
     def warm_up(self) -> None:
-        sample: Any = _Sample(self.sample)
+        sample: Any = OneFile(self.sample)
         schema = pa.schema([])
         decoder = LineDecoder(schema, Columns(schema, frozenset(), {}))
         for block in self.open(StoredFile(sample, "", "", len(self.sample)), Place()):
