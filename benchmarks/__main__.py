@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases, redis_sink, staging, starts, state, state_exchange, stores, tiers, upsert
+from benchmarks import cases, kafka_source, redis_sink, staging, starts, state, state_exchange, stores, tiers, upsert
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -41,6 +41,7 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "packing": stores.packing,
     "rollback": tiers.rollback,
     "upsert": upsert.upsert,
+    "kafka-source": kafka_source.kafka_source,
     "redis-sink": redis_sink.redis_sink,
     "keyed-aggregation": state.keyed_aggregation,
     "state-size": state.state_size,

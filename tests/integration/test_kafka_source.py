@@ -7,20 +7,33 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firnline.clock import SystemClock
 from firnline.errors import InputChangedError, SourceError, SourceGapError
+from firnline.history.status import load_status
 from firnline.kafka_client import security_settings
-from firnline.options import BatchOptions, PipelineOptions
+from firnline.options import (
+    BatchOptions,
+    FieldOptions,
+    OperatorOptions,
+    PipelineOptions,
+    SchemaOptions,
+    TriggerOptions,
+)
+from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.kafka.options import KafkaSourceOptions
-from firnline.testing.local import run_locally
+from firnline.testing.local import LocalEngine, run_locally
 from firnline.testing.sources import LIMITS, AddRecords, ReadSlice, SourceConformance, SourceDriver
 from tests.support.duck import execute
 from tests.support.kafka import KafkaServer
+from tests.support.pipelines import Recorder, pipeline_options
 from tests.support.processes import free_port, wait_until
 
 pytestmark = pytest.mark.kafka
@@ -315,3 +328,62 @@ def test_brokers_that_do_not_answer_are_named_without_secrets(
     with pytest.raises(SourceError, match=r"127\.0\.0\.1") as caught:
         driver.step(driver.source.start(None))
     assert "hidden" not in str(caught.value)
+
+
+# -- event time ---------------------------------------------------------------------------------------
+
+
+class SetClock(SystemClock):
+    """A clock whose time of day is set by hand."""
+
+    minute = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=self.minute)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_silent_topic_no_longer_holds_windows_open_after_idle_after(
+    kafka: KafkaServer, tmp_path: Path, every: int
+) -> None:
+    """Also where epochs are read again from the topics after each restart: what was idle then is idle again."""
+    topics = {name: kafka.new_topic(2) for name in "ab"}
+    schema = SchemaOptions((FieldOptions("k", "string"), FieldOptions("at", "timestamp")))
+    sources = [
+        KafkaSourceOptions(name, brokers=kafka.bootstrap, topics=(topic,), schema=schema)
+        for name, topic in topics.items()
+    ]
+    settings = {
+        "keys": ["k"], "time": "at", "window": {"size_us": 600_000_000}, "delay_us": 0, "emit": "changes",
+        "aggregates": [{"name": "n", "function": "count"}], "before": False,
+    }  # fmt: skip
+    operator = OperatorOptions("windows", "aggregate", ("a", "b"), settings, idle_after=timedelta(minutes=30))
+    options = pipeline_options(
+        "", "", sources=sources, operators=[operator], trigger=TriggerOptions(every_epochs=every), shards=2,
+        sinks=[DeltaSinkOptions("windows", str(tmp_path / "windows"), input="windows", write="upsert")],
+    )  # fmt: skip
+    clock = SetClock()
+
+    def add(name: str, at: str) -> None:
+        kafka.produce(topics[name], [json.dumps({"k": "x", "at": f"2026-01-01T{at}:00Z"})])
+
+    def run(minute: int) -> int:
+        """Run one epoch at a time of day, in a run that began at midnight; the windows that it closed."""
+        clock.minute = 0
+        recorder = Recorder()
+        runner = Runner(open_pipeline(options, once=True, clock=clock), LocalEngine(1), recorder, once=True)
+        clock.minute = minute
+        assert runner.run().exit_code == 0
+        return int(recorder.epochs[-1].operators["windows"]["removed"])
+
+    for name in "ab":
+        add(name, "10:01")
+    run(0)
+    for minute, at, removed, idle in ((1, "11:01", 0, []), (30, "12:01", 0, []), (31, "13:01", 3, ["b"])):
+        add("a", at)
+        assert run(minute) == removed
+        (status,) = load_status(open_pipeline(options)).operators
+        assert list(status.idle_inputs) == idle
+    add("b", "13:02")
+    run(32)
+    assert list(load_status(open_pipeline(options)).operators[0].idle_inputs) == []

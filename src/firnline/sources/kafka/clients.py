@@ -21,7 +21,7 @@ CALL_SECONDS = 15.0
 EARLIEST, LATEST = -2, -1  # for `list_offsets`
 _CONSUMER_ONLY = CONSUMER_OPTIONS - CLIENT_OPTIONS
 
-PREFETCH_KIB = 16 * 1024  # fetched ahead of what a task has read; what lies beyond its range is dropped
+PREFETCH_KIB = 32 * 1024  # fetched ahead of what a task has read; what lies beyond its range is dropped
 MOST_IDLE = 4  # consumers of one kind that wait to be used again
 FETCH_WAIT_MS = 20  # how long a broker holds back an answer without records: at the end of a partition
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 4 * 1024 * 1024  # about so much is decoded at once
 FIRST_RECORDS = 1_000  # before the size of records is known
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 SILENT_SECONDS = 60.0  # a broker that sends nothing for so long is down
 HOLD_BYTES = 32 * 1024 * 1024  # of ranges that wait for their turn
 
