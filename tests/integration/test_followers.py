@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.history.edits.restore import restore_savepoint
 from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
+from firnline.history.savepoints.create import create_savepoint
 from firnline.history.sinks import load_sinks
 from firnline.options import OutboxOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
@@ -424,3 +426,21 @@ def test_the_sinks_of_a_pipeline_are_listed_with_what_they_lack(
     assert (copy["epoch"], copy["epochs_behind"], copy["delivery"]) == (1, 1, "exactly-once")
     assert copy["bytes_behind"] > 0
     assert "is down" in copy["error"]
+
+
+def test_a_savepoint_has_no_rows_of_followers_and_its_restore_leaves_them(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    sample.add("f1.json", 3)
+    run_to_end(options)
+    create_savepoint(open_pipeline(options), str(tmp_path / "saved"), copy=True)
+    sample.add("f2.json", 3)
+    run_to_end(options)
+    said: list[str] = []
+    restore_savepoint(open_pipeline(options), str(tmp_path / "saved"), "person", report=said.append)
+    assert any("copy keeps its rows" in line for line in said)
+    assert table_ids(tmp_path / "table") == Counter([1, 2, 3])
+    run_to_end(options)
+    assert table_ids(tmp_path / "table") == sample.ids
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids + Counter([4, 5, 6]), "read again after the restore"

@@ -76,6 +76,8 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
         RollbackRefusedError: the sink cannot go back to that epoch.
     """
     match entry.kind:
+        case "restore" if sink.capabilities.fed_from_outbox:  # a savepoint has no rows of followers
+            return KeepRows()
         case "fresh":
             return ReplaceRows() if entry.edit["truncate"] else KeepRows()
         case "restore":
@@ -319,7 +321,7 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
 
 def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds: int) -> int | None:
     """Check, as the edit did, whether this sink can apply it. Returns the sink version that was checked."""
-    if entry.kind == "restore":
+    if entry.kind == "restore" and not sink.capabilities.fed_from_outbox:
         return check_restored(sink, entry, pipeline.deciding.name)
     if entry.kind != "rollback" or not isinstance(find_effect(sink, entry, holds), RestoreVersion):
         return None

@@ -57,6 +57,11 @@ class OpenPipeline:
         return (self.options.sinks[0] if self.options.journal is not None else self.options.deciding).name
 
     @property
+    def tables(self) -> tuple[Sink, ...]:
+        """The sinks that are not followers, the deciding one first: their rows are saved and restored."""
+        return tuple(sink for sink in self.sinks if not sink.capabilities.fed_from_outbox)
+
+    @property
     def state_home(self) -> StateHome:
         """The location of operator state: the local tier if there is one, else beside the ledger."""
         checkpoint, name = self.options.checkpoint, self.options.name

@@ -150,7 +150,7 @@ class _Restore:
         self._check_source()
         self._check_ledger()
         self._check_state()
-        plans = [plan_sink(as_delta(sink), self._saved, self._storage, self._accept) for sink in self._pipeline.sinks]
+        plans = [plan_sink(as_delta(sink), self._saved, self._storage, self._accept) for sink in self._pipeline.tables]
         self._check_generations(current)
         return plans
 
@@ -213,7 +213,7 @@ class _Restore:
         saved, name = self._saved, self._pipeline.options.name
         if saved.pipeline != name:
             raise RollbackRefusedError(f"{self._path} is a savepoint of {saved.pipeline!r}, not of {name!r}")
-        sinks = sorted(sink.name for sink in self._pipeline.sinks)
+        sinks = sorted(sink.name for sink in self._pipeline.tables)
         if sorted(saved.sinks) != sinks:
             raise RollbackRefusedError(
                 f"the savepoint has the sinks {', '.join(sorted(saved.sinks))}; the spec has {', '.join(sinks)}",
@@ -251,7 +251,7 @@ class _Restore:
                 f" {', '.join(missing[:NAMED])}",
                 hint="Run the same command again; what a savepoint has copies of is copied then.",
             )
-        for sink in self._pipeline.sinks[1:]:
+        for sink in self._pipeline.tables[1:]:
             check_restored(sink, entry, deciding.name)
 
     def _read_current(self) -> _Current:
@@ -287,7 +287,7 @@ class _Restore:
         Raises:
             RollbackRefusedError: others wrote to that sink since, and may not lose their rows.
         """
-        for sink in self._pipeline.sinks[1:]:
+        for sink in self._pipeline.tables[1:]:
             if sink.read_fence().epoch >= done.epoch:
                 continue
             try:
@@ -333,6 +333,8 @@ class _Restore:
         for plan in plans:
             if plan.undone:
                 self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
+        for follower in self._pipeline.options.followers:
+            self._add_warning(f"{follower.name} keeps its rows: what is read again after the restore comes there again")
         lost = self._find_lost(current)
         if lost:
             shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")

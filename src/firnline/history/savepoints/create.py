@@ -172,7 +172,10 @@ def create_savepoint(
 
 
 def _stand_together(pipeline: OpenPipeline) -> Head:
-    """Return the deciding sink's head once every other sink has the same; table handles are at the versions read."""
+    """Return the deciding sink's head once every other table has the same; table handles are at the versions read.
+
+    Followers are not waited for: a savepoint does not hold their rows.
+    """
     behind: list[str] = []
     for _ in range(LOOKS):
         head = pipeline.deciding.load_committed()
@@ -180,12 +183,12 @@ def _stand_together(pipeline: OpenPipeline) -> Head:
             raise CheckpointError("there is no epoch to save yet", hint="`firnline run` makes the first.")
         wanted = head.epoch, short_number(head.entry.checksum)
         behind = []
-        for sink in pipeline.sinks[1:]:
+        for sink in pipeline.tables[1:]:
             fence = sink.read_fence()
             if (fence.epoch, fence.digest) != wanted:
                 behind.append(f"{sink.name} at epoch {fence.epoch}")
         if not behind:
-            for sink in pipeline.sinks:
+            for sink in pipeline.tables:
                 sink.make_durable()
             return head
         pipeline.clock.sleep(LOOK_SECONDS)
@@ -224,7 +227,7 @@ class _Making:
     def make(self, progress: Progress | None, stopping: Callable[[], bool]) -> Savepoint:
         assert self._held.entry is not None
         assert self._held.checkpoint is not None
-        taken = [self._take(as_delta(sink)) for sink in self._pipeline.sinks]
+        taken = [self._take(as_delta(sink)) for sink in self._pipeline.tables]
         names = self._pipeline.ledger.chain_names(self._held.entry)
         for one in taken:  # the deciding table's pin first: `list` reads it
             put_pin(one.sink.storage, self._pin(one, taken, names))
