@@ -122,6 +122,7 @@ class Runner:
         accept_duplicates: bool = False,
     ) -> None:
         self.run_id = pipeline.ids.new()
+        self.stop_requested = False  # by a person; the end of a run by itself is none
         self._pipeline = pipeline
         self._observer = observer or Observer()
         self._once = once
@@ -183,15 +184,11 @@ class Runner:
 
     def stop(self) -> None:
         """Finish the epochs in flight, then end. May be called from a signal handler."""
+        self.stop_requested = True
         self._backpressure.stop()
         if self._pipeline.options.batch.commit_policy != "quorum":  # a quorum may need optional sinks
             hurry_optional(self._pipeline.sinks)
         self._inbox.put(m.StopRequested())
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether the run was asked to stop."""
-        return self._backpressure.stopping
 
     # -- what others may ask for, from any thread -----------------------------------------------------
 
