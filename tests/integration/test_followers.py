@@ -444,3 +444,12 @@ def test_a_savepoint_has_no_rows_of_followers_and_its_restore_leaves_them(
     run_to_end(options)
     assert table_ids(tmp_path / "table") == sample.ids
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids + Counter([4, 5, 6]), "read again after the restore"
+
+
+def test_a_column_widens_for_followers_behind_a_journal(make_options: MakeOptions, tmp_path: Path) -> None:
+    options = make_options(max_files=1, home=str(tmp_path / "home"), sinks=(follower(tmp_path),))
+    (tmp_path / "in").mkdir()
+    for number, price in enumerate((1, 2.5), start=1):
+        (tmp_path / "in" / f"f{number}.json").write_text(f'{{"id": {number}, "price": {price}}}\n')
+        run_to_end(options)
+    assert {row["id"]: row["price"] for row in sqlite_rows(tmp_path / "copy.db")} == {1: 1, 2: 2.5}

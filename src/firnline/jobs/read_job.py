@@ -218,11 +218,13 @@ def refuse_widening(
 ) -> dict[str, str]:
     """Return which columns cannot get a wider type in the sinks that take them, with the reasons.
 
-    The deciding sink must take the rows: it alone holds every row that another sink may still wait for.
+    The deciding sink must take the rows: it alone holds every row that another table may still wait for. Followers
+    need no such table: each gets an epoch with the types that the epoch has.
     """
     if has_operators:
         return dict.fromkeys(types, "an operator reads it")
-    if deciding not in [sink.name for sink in sinks]:
+    only_followers = bool(sinks) and all(sink.capabilities.fed_from_outbox for sink in sinks)
+    if deciding not in [sink.name for sink in sinks] and not only_followers:
         return dict.fromkeys(types, f"the deciding sink {deciding!r} does not take the rows")
     refused: dict[str, str] = {}
     for sink in sinks:
