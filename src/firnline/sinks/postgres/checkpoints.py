@@ -74,7 +74,8 @@ class CheckpointRow:
         """Lock the row, in a transaction that has locked nothing yet, and return its head.
 
         A backend that keeps the lock is ended if it is one of this run that lost its client, or one of a run with an
-        older generation than `generation`. Others are waited for.
+        older generation than `generation`. Others are waited for, and so is one that has committed and waits for a
+        standby server.
         """
         patient = SQL("SET LOCAL lock_timeout = {}").format(Literal(f"{lock_seconds * 1000:.0f}ms"))
         try:
@@ -139,6 +140,7 @@ _SELECT: LiteralString = "SELECT head::text FROM firnline.checkpoints WHERE pipe
 _END_OLDER = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE pid <> pg_backend_pid() AND datname = current_database() AND usename = session_user"
+    " AND wait_event IS DISTINCT FROM 'SyncRep'"
     " AND split_part(application_name, ' ', 1) = 'firnline'"
     " AND split_part(application_name, ' ', 2) = split_part(%(name)s, ' ', 2)"
     " AND split_part(application_name, ' ', 3) ~ '^[0-9]{1,18}$'"
