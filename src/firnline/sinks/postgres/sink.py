@@ -50,7 +50,7 @@ class PostgresSink(Follower):
         self._settings = options
         timeouts = Timeouts(options.statement_timeout.total_seconds(), options.lock_timeout.total_seconds())
         self._lock_seconds = timeouts.lock
-        self._database = Database(options.dsn, place_of(options.dsn), timeouts)
+        self._database = Database(options.dsn, f"sink {self.name!r} at {place_of(options.dsn)}", timeouts)
         self._row = CheckpointRow(context.pipeline, self.name)
         self._run = ""
         self._claiming = 0  # the generation that is being claimed, or was
