@@ -161,7 +161,14 @@ def test_csv_is_read_as_python_reads_it(
     read = read_bytes(data, read_as, columns=Columns(first.schema, frozenset(), {}))
     assert not read.bad
     # New columns of mixed kinds are JSON text until the kinds are counted.
-    assert [(as_text(read, "a", row), as_text(read, "b", row)) for row in read.rows] == rows
+    assert len(read.rows) == len(rows)
+    for row, texts in zip(read.rows, rows, strict=True):
+        for name, written in zip("ab", texts, strict=True):
+            value = row.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):  # a number has many spellings: 0E0
+                assert value == json.loads(written)
+            else:
+                assert as_text(read, name, row) == written
     parts = in_parts(data, read_as, size)
     assert len(parts) == len(rows)
 
