@@ -69,6 +69,8 @@ DURABLE_CALLS = (
     "kafka.commit",
     "letter.put",
     "redis.range",
+    "http.progress",
+    "http.send",
     "upsert.rewrite",
     "kafka.acknowledge",
     "widen.rewrite",

@@ -64,6 +64,22 @@ def dead_letters_folder(pipeline: str, sink: str = "") -> str:
     return f"{folder}/{sink}" if sink else folder
 
 
+def progress_folder(pipeline: str, sink: str) -> str:
+    """The folder in which a sink keeps its head that has no place for one in its target."""
+    return f"{HOME}/{pipeline}/progress/{sink}"
+
+
+def progress_name(number: int) -> str:
+    """The file name of a sink's progress; the highest number counts."""
+    return f"{number:020d}.json"
+
+
+def progress_number(key: str) -> int | None:
+    """The number of a file of a sink's progress; None for any other file."""
+    found = re.fullmatch(r"([0-9]{20})\.json", key.rpartition("/")[2])
+    return int(found.group(1)) if found else None
+
+
 def exchange_folder(pipeline: str) -> str:
     """The folder of rows that one job of an epoch hands to the next."""
     return f"{HOME}/{pipeline}/exchange"

@@ -26,6 +26,7 @@ ELSEWHERE = (
     "kafka.",
     "letter.",
     "redis.",
+    "http.",
     "state.",
 )  # fmt: skip
 POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]

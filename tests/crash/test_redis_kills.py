@@ -131,7 +131,7 @@ def test_a_lost_answer(
 def heal_later(proxy: Proxy, treatment: Treatment) -> None:
     """Let answers pass again; what was frozen comes after the run has asked the head."""
     proxy.wait_until_hit()
-    if treatment in ("freeze", "refuse"):
+    if treatment in ("delay", "freeze", "refuse"):
         threading.Event().wait(1.5)
     proxy.heal()
 

@@ -31,6 +31,7 @@ KINDS = {
     "postgres": "firnline.sinks.postgres.kind",
     "redis": "firnline.sinks.redis.kind",
     "kafka": "firnline.sinks.kafka.kind",
+    "http": "firnline.sinks.http.kind",
 }  # by `type` of the spec: the module, imported when a sink of that kind is opened
 
 

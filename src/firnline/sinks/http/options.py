@@ -1,0 +1,110 @@
+"""The options of an HTTP sink, and which URLs and headers it takes."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from firnline.errors import ConfigError
+from firnline.options import FollowerOptions
+from firnline.types import Json
+
+DEFAULT_BATCH_BYTES = 1024 * 1024
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# Set by the sink or by the protocol.
+RESERVED = ("connection", "content-length", "content-type", "host", "idempotency-key", "te", "transfer-encoding")
+RESERVED_PREFIX = "firnline-"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkOptions(FollowerOptions):
+    """A URL that takes batches of rows by POST or PUT."""
+
+    type: ClassVar[str] = "http"
+
+    url: str  # https://, or http:// on this machine; its query may hold a secret
+    method: Literal["POST", "PUT"] = field(default="POST", kw_only=True)
+    format: Literal["ndjson", "json"] = field(default="ndjson", kw_only=True)
+    max_rows: int = field(default=500, kw_only=True)  # of one request
+    max_bytes: int = field(default=DEFAULT_BATCH_BYTES, kw_only=True)  # of one request; a larger row goes alone
+    headers: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    hmac: str = field(default="", kw_only=True)  # the secret that signs requests; empty: they are not signed
+    event_id: bool = field(default=False, kw_only=True)  # add `_firnline_id` to each row
+    allow_http: bool = field(default=False, kw_only=True)  # also to other machines
+    ca_file: str = field(default="", kw_only=True)  # certificates to trust; empty: those of the system
+    timeout_secs: float = field(default=30.0, kw_only=True)
+
+    @property
+    def location(self) -> str:
+        return HttpAddress.parse(self.url, allow_http=True).shown
+
+    def own_shape(self) -> dict[str, Json]:
+        return {"format": self.format, "event_id": self.event_id}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """Where requests go, parsed from a URL; `shown` has no query."""
+
+    tls: bool
+    host: str
+    port: int
+    path: str = field(repr=False)  # with the query
+
+    @classmethod
+    def parse(cls, url: str, *, allow_http: bool) -> HttpAddress:
+        """Parse a URL. Never repeats it in an error.
+
+        Raises:
+            ConfigError: it is invalid, or no place for rows.
+        """
+        hint = "Write https://HOST/PATH; keep secrets in `headers`, as ${env:NAME}."
+        try:
+            parts = urlsplit(url.strip())
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise ConfigError("the url of an HTTP sink is invalid", hint=hint) from None
+        if parts.scheme not in ("https", "http") or not host:
+            raise ConfigError("the url of an HTTP sink must be https://HOST/PATH", hint=hint)
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError("the url of an HTTP sink has a user or a password", hint=hint)
+        if re.search(r"[\x00-\x20\x7f-\uffff]", url.strip()):
+            raise ConfigError("the url of an HTTP sink has characters that must be percent-encoded", hint=hint)
+        tls = parts.scheme == "https"
+        if not tls and not allow_http and not is_loopback(host):
+            raise ConfigError(
+                f"the url of an HTTP sink sends rows to {host} without encryption",
+                hint="Write https://, or allow it: `allow_http: true`.",
+            )
+        path = parts.path or "/"
+        return cls(tls, host, port or (443 if tls else 80), f"{path}?{parts.query}" if parts.query else path)
+
+    @property
+    def shown(self) -> str:
+        """The address for messages and for the ledger: a sink is its name plus this."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.path.partition('?')[0]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find_bad_header(headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the first header that cannot be sent, with the reason; never its value."""
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name):
+            return name, "is no name of a header"
+        if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIX):
+            return name, "is set by Firnline"
+        if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value) or not value.isascii():
+            return name, "has a value with line ends, control characters or other than ASCII"
+    return None
