@@ -13,6 +13,8 @@ from firnline import options
 from firnline.errors import SpecError
 from firnline.sinks.delta.config import DeltaSinkConfig
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.http.config import HttpSinkConfig
+from firnline.sinks.http.options import HttpSinkOptions
 from firnline.sinks.redis.config import RedisSinkConfig
 from firnline.sinks.redis.options import RedisSinkOptions
 from firnline.sources.config import FieldConfig, SchemaConfig
@@ -40,6 +42,7 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (FileSourceOptions, FilesSourceConfig),
     (DeltaSinkOptions, DeltaSinkConfig),
     (RedisSinkOptions, RedisSinkConfig),
+    (HttpSinkOptions, HttpSinkConfig),
     (options.BatchOptions, models.BatchConfig),
     (options.RestartOptions, models.RestartConfig),
     (options.StoreOptions, StoreConfig),
@@ -60,6 +63,8 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("RedisSinkOptions", "name"),
     ("RedisSinkOptions", "copy_from"),  # empty text when left out
     ("RedisSinkOptions", "renamed_from"),
+    ("HttpSinkOptions", "name"),
+    *(("HttpSinkOptions", key) for key in ("copy_from", "renamed_from", "hmac", "ca_file")),
     ("StoreOptions", "path"),  # which of the three is needed depends on the type
     ("StoreOptions", "uri"),
     ("StoreOptions", "dsn"),
