@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from firnline import __version__
 from firnline.clock import monotonic
 from firnline.errors import ConfigError
 from firnline.sinks.http.options import HttpAddress
@@ -57,7 +56,7 @@ class HttpClient:
     ) -> None:
         self._address = address
         self._method = method
-        self._headers = {"User-Agent": f"firnline/{__version__}", **headers}
+        self._headers = {"User-Agent": "firnline", **headers}
         self._hmac_secret = hmac_secret
         self._timeout_secs = timeout_secs
         self._clock = clock
