@@ -18,7 +18,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases, kafka_source, redis_sink, staging, starts, state, state_exchange, stores, tiers, upsert
+from benchmarks import (
+    cases,
+    kafka_sink,
+    kafka_source,
+    redis_sink,
+    staging,
+    starts,
+    state,
+    state_exchange,
+    stores,
+    tiers,
+    upsert,
+)
 
 CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "throughput": cases.throughput,
@@ -43,6 +55,7 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "upsert": upsert.upsert,
     "kafka-source": kafka_source.kafka_source,
     "redis-sink": redis_sink.redis_sink,
+    "kafka-sink": kafka_sink.kafka_sink,
     "keyed-aggregation": state.keyed_aggregation,
     "state-size": state.state_size,
     "checkpoint-bytes": state.checkpoint_bytes,

@@ -40,6 +40,7 @@ def join(
     """
     tip = decided.entry
     if sink.capabilities.fed_from_outbox:
+        sink.end_unfinished()
         held = sink.load()
         _check_owner(pipeline, sink, held)
         begin = _find_beginning(pipeline, sink, held, decided)

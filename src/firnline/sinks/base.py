@@ -297,6 +297,11 @@ class Sink(ABC):
             NotDurableError: it may not be durable; nothing may build on what was read.
         """
 
+    def end_unfinished(self) -> None:  # noqa: B027
+        """End transactions that an earlier run left open, if they hide the head. Called before `load` by a run that is
+        about to claim the sink, and only by such a run. Default: nothing is ever open.
+        """
+
     def check_whole(self) -> None:  # noqa: B027
         """Refuse a damaged sink before a run builds on it or copies it; called once, before `load`.
 

@@ -114,6 +114,7 @@ class GuardedSink(Sink):
     load_committed = forward(Sink.load_committed)
     read_fence = forward(Sink.read_fence)
     make_durable = forward(Sink.make_durable)
+    end_unfinished = forward(Sink.end_unfinished)
     check_whole = forward(Sink.check_whole)
     check = forward(Sink.check)
     find_caveats = forward(Sink.find_caveats)

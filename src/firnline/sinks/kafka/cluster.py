@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 CALL_SECONDS = 30.0  # for one answer of the cluster
-SETTLE_SECONDS = 10.0  # for an open transaction on the checkpoint topic to end
+SETTLE_SECONDS = 10.0  # for a transaction on the checkpoint topic to end, once its producer is fenced
+READ_SECONDS = 1.5  # the same for somebody who only reads: a commit ends soon, and a killed run's only with the next
 CHECKPOINT_BYTES = 16 * 1024 * 1024  # the largest checkpoint
 CHECKPOINT_TOPIC = {
     "cleanup.policy": "compact",

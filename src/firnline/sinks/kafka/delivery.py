@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,7 +123,9 @@ class _RowWriter:
         self._lane = lane
         self._cluster = cluster
         self._epoch = epoch
-        self._encoder = MessageEncoder(epoch.shape)
+        if lane.encoder is None or lane.encoder.shape != epoch.shape:
+            lane.encoder = MessageEncoder(epoch.shape)
+        self._encoder = lane.encoder
         self._checker = MessageChecker(cluster, epoch.shape, lane)
 
     def _messages(self, first: int) -> Iterator[Messages]:
@@ -136,7 +139,7 @@ class _RowWriter:
             BadRowsError: with all bad rows of the epoch from `first` on.
         """
         sent_bytes, end = 0, first
-        parts = self._messages(first)
+        parts = _ahead(self._messages(first))
         for messages in parts:
             if bad := self._checker.find_bad(messages):
                 rest = [row for part in parts for row in self._checker.find_bad(part)]
@@ -162,29 +165,36 @@ class _RowWriter:
             topics: list[str] = messages.topics.slice(0, count).to_pylist()
         else:
             topics = [str(self._epoch.shape["topic"])] * count
-        shared = [("firnline-pipeline", rows.pipeline), ("firnline-epoch", str(rows.epoch))]
+        pipeline, epoch = ("firnline-pipeline", rows.pipeline), ("firnline-epoch", str(rows.epoch))
         origins = _origins(messages, count)
         produce, wait = transaction.produce, transaction.wait_for_room
         with self._lane.lost_unless_answered("the write of rows"):
-            for number in range(count):
-                headers = [("firnline-id", ids[number]), *shared]
-                if origins is not None:
-                    headers += origins[number]
+            for topic, value, key, number, origin in zip(topics, values, keys, ids, origins, strict=True):
+                headers = [("firnline-id", number), pipeline, epoch, *origin]
                 while True:
                     try:
-                        produce(topics[number], values[number], keys[number], headers=headers)
+                        produce(topic, value, key, headers=headers)
                         break
                     except BufferError:
                         wait()
 
 
-def _origins(messages: Messages, count: int) -> list[list[tuple[str, str]]] | None:
-    """Return the headers with each row's source position; None if the rows do not say it."""
+def _ahead(parts: Iterator[Messages]) -> Iterator[Messages]:
+    """Yield parts, and encode the next one meanwhile in a thread: DuckDB lets other threads run."""
+    with ThreadPoolExecutor(1, thread_name_prefix="firnline kafka") as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part
+
+
+def _origins(messages: Messages, count: int) -> list[tuple[tuple[str, str], ...]]:
+    """Return the headers with each row's source position; none if the rows do not say it."""
     if messages.files is None or messages.records is None:
-        return None
+        return [()] * count
     pairs = zip(messages.files.slice(0, count).to_pylist(), messages.records.slice(0, count).to_pylist(), strict=True)
     return [
-        [("firnline-file", file), ("firnline-record", str(record))] if file is not None else []
+        (("firnline-file", file), ("firnline-record", str(record))) if file is not None else ()
         for file, record in pairs
     ]
 

@@ -33,7 +33,7 @@ from firnline.sinks.shaping import ShapedRows
 from firnline.state.keys import encode_keys
 from firnline.types import Json
 
-PART_BYTES = 4 * 1024 * 1024  # Arrow bytes that are encoded at once
+PART_BYTES = 1024 * 1024  # Arrow bytes that are encoded at once
 _COLUMN = re.compile("c[0-9]+")
 _FILE, _RECORD = "_firnline_file", "_firnline_record"  # where a row comes from, if its source has `lineage: true`
 
@@ -90,6 +90,7 @@ class MessageEncoder:
     """Encodes rows by the settings of their epoch (`KafkaSinkOptions.own_shape`)."""
 
     def __init__(self, shape: Mapping[str, Json]) -> None:
+        self.shape = shape
         self._key: Sequence[str] = shape["key"]
         self._topic = str(shape["topic"])
         self._is_upsert = shape["write"] == "upsert"

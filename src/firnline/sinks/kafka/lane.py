@@ -23,6 +23,8 @@ from firnline.sinks.kafka.record import KEY, LaneRecord
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
+    from firnline.sinks.kafka.encode import MessageEncoder
+
 TRIES = 4  # to open a lane, or to write to it, before the sink counts as failed
 LARGEST_BATCH = 1_000_000  # bytes
 
@@ -49,6 +51,7 @@ class Lane:
         self.number = number
         self.producer: Producer | None = None
         self.record: LaneRecord | None = None
+        self.encoder: MessageEncoder | None = None  # of the newest epoch: the next one has its settings, mostly
 
     @property
     def is_open(self) -> bool:
@@ -235,6 +238,7 @@ class Transaction:
     def commit(self, record: LaneRecord) -> None:
         """Add the record of this lane, and commit: from here on the lane holds it."""
         self.put_record(record)
+        self._producer.flush(max(0.0, self._deadline - monotonic()))  # the commit waits for it, too
         fault_point("kafka.commit.before")
         with self._lane.lost_unless_answered("a commit"):
             self._producer.commit_transaction(max(CALL_SECONDS, self._deadline - monotonic()))

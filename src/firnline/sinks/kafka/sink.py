@@ -17,7 +17,7 @@ from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError
 from firnline.faults import fault_point
 from firnline.sinks.base import Capabilities, Decided, EpochCommit, Head, SinkContext
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
-from firnline.sinks.kafka.cluster import Cluster, Connection
+from firnline.sinks.kafka.cluster import READ_SECONDS, Cluster, Connection
 from firnline.sinks.kafka.delivery import (
     BadRowsError,
     LaneEpoch,
@@ -61,11 +61,21 @@ class KafkaSink(Follower):
 
     def _read_records(self) -> dict[int, LaneRecord | None]:
         lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
-        return self._cluster.read_heads(range(lanes)) if lanes else {}
+        return self._cluster.read_heads(range(lanes), READ_SECONDS) if lanes else {}
 
     def _combine(self, records: dict[int, LaneRecord | None]) -> FollowerHead | None:
         check_owner(records.values(), self.context.pipeline, self.head_name)
         return combine(records, f"sink {self.name!r}")
+
+    def end_unfinished(self) -> None:
+        lanes = self._cluster.count_partitions(self._connection.checkpoint_topic)
+        if lanes and not self._peek_records(lanes):
+            self._known = None
+            self._main.close()
+            for number in range(lanes):
+                lane = Lane(self._cluster, number)
+                lane.open()  # its producer aborts what older ones left open
+                lane.close()
 
     def _require_claim(self) -> FollowerHead:
         if self._known is None or not self._main.is_open:
