@@ -205,7 +205,8 @@ class Transaction:
         Raises:
             LostProducerError: the cluster takes nothing any more.
         """
-        self._producer.poll(0.05)
+        with self._lane.lost_unless_answered("the write of rows"):
+            self._producer.poll(0.05)
         if monotonic() > self._deadline:
             connection = self._lane._connection
             raise LostProducerError(
@@ -238,7 +239,8 @@ class Transaction:
     def commit(self, record: LaneRecord) -> None:
         """Add the record of this lane, and commit: from here on the lane holds it."""
         self.put_record(record)
-        self._producer.flush(max(0.0, self._deadline - monotonic()))  # the commit waits for it, too
+        with self._lane.lost_unless_answered("the write of rows"):
+            self._producer.flush(max(0.0, self._deadline - monotonic()))  # the commit waits for it, too
         fault_point("kafka.commit.before")
         with self._lane.lost_unless_answered("a commit"):
             self._producer.commit_transaction(max(CALL_SECONDS, self._deadline - monotonic()))
