@@ -101,7 +101,7 @@ def test_a_broker_that_is_killed_in_mid_transaction(tmp_path: Path) -> None:
             run = runs.begin()
             first = lanes * 100
             insist(run, (first, first + 1, first + 2))
-            killed = []
+            killed: list[str] = []
 
             def restart(point: str, killed: list[str] = killed) -> None:
                 if point == "kafka.commit.before" and not killed:
