@@ -23,8 +23,11 @@ Output (JSON fields):
   (null when there are several), sources [{name, ..., last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
   journal {table, exists, version, writable} (null if a sink decides),
-  sinks [{name, table, input, write, key, sequence_by, delete_when, exists,
-  version, delivery, required, writable (null if unknown before the first
+  sinks [{name, type, table (where it is, without credentials), decides, input,
+  write, key, sequence_by, delete_when, exists, version, epoch, delivery
+  (exactly-once, exactly-once-per-part, at-least-once), guarantee (the same in
+  plain words), required, reachable (false: an optional sink that cannot be
+  used now; its rows would wait), writable (null if unknown before the first
   commit)}],
   copies [{path (store, local, remote), place, epoch, writable (null if unknown
   before the first write), problem}], lease (as `firnline status` shows it),
@@ -57,11 +60,11 @@ SOURCE_COLUMNS = (
 )
 SINK_COLUMNS = (
     Column("name", "sink", cut="right"),
-    Column("table", cut="left"),
+    Column("type", drop=3),
+    Column("table", "where", cut="left"),
     Column("state"),
-    Column("delivery", drop=2),
-    Column("required", drop=3),
-    Column("writable", drop=1),
+    Column("delivery", drop=1),
+    Column("must", "required", drop=2),
 )
 COPY_COLUMNS = (
     Column("path", "copy"),
@@ -109,7 +112,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
             "in about": count_text(facts["epochs_about"], "epoch"),
             "first epoch": f"{count_text(first['files'], 'file')}, {size_text(first['size_bytes'])}",
             "would begin": begin,
-            **({"decides in": _journal(facts["journal"])} if facts["journal"] else {}),
+            **_decides(facts),
             "java": facts["java"] or "not found",
         }
     )
@@ -121,7 +124,11 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         for line in facts["graph"]["drawing"]:
             out.line(line)
     out.line()
-    out.table(SINK_COLUMNS, [{**s, "state": _state(s)} for s in facts["sinks"]])
+    shown = [{**s, "state": _state(s), "delivery": _short(s), "must": _must(s)} for s in facts["sinks"]]
+    out.table(SINK_COLUMNS, shown)
+    for words in dict.fromkeys(str(sink["guarantee"]) for sink in facts["sinks"]):
+        names = [sink["name"] for sink in facts["sinks"] if sink["guarantee"] == words]
+        out.sentence(f"{', '.join(names)}: {words}")
     for words in filter(None, map(_upsert, facts["sinks"])):
         out.line(words)
     if facts["copies"]:
@@ -141,16 +148,29 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         schemas = {schema["name"]: schema["columns"] for schema in facts["schemas"]}
         out.line()
         idle = [Column("idle_after_secs", "idle after (s)")] if any(o["idle_after_secs"] for o in operators) else []
-        shown = [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators]
-        out.table((*OPERATOR_COLUMNS[:2], *idle, *OPERATOR_COLUMNS[2:]), shown)
+        steps = [{**o, "columns": _columns(schemas.get(o["name"]))} for o in operators]
+        out.table((*OPERATOR_COLUMNS[:2], *idle, *OPERATOR_COLUMNS[2:]), steps)
     for warning in facts["warnings"]:
         out.sentence(f"warning: {warning}")
     out.line()
     out.line("nothing was written; `firnline run` starts it")
 
 
-def _journal(journal: dict[str, Any]) -> str:
-    return f"the journal at {journal['table']}, {_state(journal)}"
+def _decides(facts: dict[str, Any]) -> dict[str, str]:
+    """Say what makes an epoch true, if there are several sinks or the journal does."""
+    journal, sinks = facts["journal"], facts["sinks"]
+    if journal:
+        return {"decides": f"the journal at {journal['table']}, {_state(journal)}"}
+    return {"decides": f"sink {sinks[0]['name']}; the others follow it"} if sinks[1:] else {}
+
+
+def _short(sink: dict[str, Any]) -> str:
+    """Return the guarantee in a few words, without what it means."""
+    return str(sink["guarantee"]).partition(":")[0]
+
+
+def _must(sink: dict[str, Any]) -> str:
+    return "required" if sink["required"] else "optional"
 
 
 def _waiting(source: dict[str, Any]) -> str:
@@ -207,4 +227,8 @@ def _columns(columns: list[dict[str, str]] | None) -> str | None:
 
 
 def _state(sink: dict[str, Any]) -> str:
-    return f"version {sink['version']}" if sink["exists"] else "would be created"
+    if not sink.get("reachable", True):
+        return "cannot be used now"
+    if not sink["exists"]:
+        return "would be created" if sink.get("type", "delta") == "delta" else "nothing delivered yet"
+    return f"version {sink['version']}" if sink.get("type", "delta") == "delta" else f"at epoch {sink['epoch']}"

@@ -41,7 +41,7 @@ from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Limits, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
-from firnline.types import Json
+from firnline.types import Delivery, Json
 
 MAX_LISTED = 100_000  # files to choose a sample from
 NO_LIMIT = 1 << 62
@@ -69,7 +69,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     for source in pipeline.sources:
         source.check()
     findings = _Findings(pipeline, pipeline.load())
-    away = _check_sinks(findings)
+    heads = _check_sinks(findings)
     copies = _copies(findings)
     lease = _lease(findings)
     _resume(findings)
@@ -97,7 +97,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
         "epochs_about": _epochs(pipeline, sources, sample),
         "journal": _journal(findings),
-        "sinks": [_sink(findings, one, one.name in away) for one in _own_sinks(pipeline.options)],
+        "sinks": [_sink(findings, one, heads.get(one.name)) for one in _own_sinks(pipeline.options)],
         "copies": copies,
         "lease": lease,
         "resume": {
@@ -121,6 +121,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
 
 # -- sources ------------------------------------------------------------------------------------------
 
+_PARTS = {"kafka": "lane", "redis": "script"}  # what is atomic in a sink that delivers an epoch in parts
 _SOURCE_FIELDS = ("path", "files_outstanding", "bytes_outstanding", "late_files")
 
 
@@ -306,19 +307,30 @@ def _lease(findings: _Findings) -> dict[str, Json] | None:
     return lease
 
 
-def _check_sinks(findings: _Findings) -> set[str]:
-    """Refuse tables that a run would refuse; returns the optional sinks that cannot be read, whose rows would wait."""
-    pipeline, away = findings.pipeline, set[str]()
+def _check_sinks(findings: _Findings) -> dict[str, Head]:
+    """Refuse sinks that a run would refuse; returns the heads of the others.
+
+    An optional sink that cannot be used now has none: its rows would wait.
+    """
+    pipeline, heads = findings.pipeline, dict[str, Head]()
     for sink in pipeline.sinks:
         try:
             findings.warnings += sink.find_caveats()
             sink.check()
+            heads[sink.name] = findings.head if sink is pipeline.deciding else sink.load()
         except (SinkError, OSError) as error:
-            if sink.required or pipeline.options.batch.commit_policy == "all":
-                raise
-            away.add(sink.name)
-            findings.warnings.append(f"the optional sink {sink.name} cannot be read, its rows would wait: {error}")
-    return away
+            if sink.required:
+                raise _naming(sink, error) from error
+            findings.warnings.append(f"the optional sink {sink.name} cannot be used, its rows would wait: {error}")
+    return heads
+
+
+def _naming(sink: Sink, error: SinkError | OSError) -> SinkError | OSError:
+    """Return the error of a follower with the name of the sink in the message; a table's path says it."""
+    is_named = not sink.capabilities.fed_from_outbox or f"sink {sink.name!r}" in str(error)
+    if not isinstance(error, SinkError) or is_named:
+        return error
+    return type(error)(f"sink {sink.name!r}: {error.message}", hint=error.hint, **error.fields)
 
 
 def _own_sinks(options: PipelineOptions) -> list[SinkOptions]:
@@ -333,14 +345,15 @@ def _journal(findings: _Findings) -> dict[str, Any] | None:
     return _place(findings, findings.pipeline.deciding, findings.head, is_away=False)
 
 
-def _sink(findings: _Findings, options: SinkOptions, is_away: bool) -> dict[str, Any]:
+def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[str, Any]:
     pipeline = findings.pipeline
     sink = pipeline.sink(options.name)
-    head = sink.load() if not is_away else Head(exists=False, version=-1)
-    place = _place(findings, sink, head, is_away=is_away)
+    place = _place(findings, sink, head or Head(exists=False, version=-1), is_away=head is None)
     return {
         "name": sink.name,
+        "type": options.type,
         "table": place["table"],
+        "decides": sink is pipeline.deciding,
         "input": sink_input(pipeline.options, options),
         "write": options.write,
         "key": list(options.key),
@@ -348,10 +361,26 @@ def _sink(findings: _Findings, options: SinkOptions, is_away: bool) -> dict[str,
         "delete_when": {name: list(values) for name, values in getattr(options, "delete_when", {}).items()},
         "exists": place["exists"],
         "version": place["version"],
+        "epoch": head.epoch if head else None,
         "delivery": sink.capabilities.delivery.value,
+        "guarantee": _guarantee(options, sink.capabilities.delivery),
         "required": sink.required,
+        "reachable": head is not None,
         "writable": place["writable"],
     }
+
+
+def _guarantee(options: SinkOptions, delivery: Delivery) -> str:
+    """Return what a sink guarantees, in plain words."""
+    if delivery is Delivery.AT_LEAST_ONCE:
+        return "at least once: after a failure rows may come again, with the same idempotency key"
+    if delivery is Delivery.EXACTLY_ONCE:
+        return "exactly once: one transaction holds the rows of an epoch and its checkpoint"
+    part = _PARTS.get(options.type, "part")
+    return (
+        f"exactly once per {part}: each {part} has its rows and its checkpoint in one transaction; a reader may see "
+        f"one {part} of an epoch before the next"
+    )
 
 
 def _place(findings: _Findings, sink: Sink, head: Head, *, is_away: bool) -> dict[str, Any]:

@@ -62,7 +62,8 @@ Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
   generation, epochs, files, records, rows (of an upsert: change rows),
   changes (of an upsert: rows inserted, updated, deleted), bytes_read,
-  quarantined (by reason), rescued [{source, column, values, expected, first, file, line}],
+  quarantined (by reason), rescued [{source, column, values, expected, first,
+  file, line}],
   late_files, set_aside, set_aside_files [{path, reason}], delivered ({sink:
   epochs} of further sinks), restarts, recovery_path (fresh, local, remote,
   sink), replication_epochs_behind, replication_lag_seconds (of the

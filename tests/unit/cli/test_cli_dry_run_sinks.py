@@ -1,0 +1,118 @@
+"""`dry-run` of a pipeline with several sinks: who decides, what each guarantees, and whether it can be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from firnline.cli.dry_run_preview import preview
+from firnline.cli.main import run_command
+from firnline.errors import SinkError
+from firnline.run.open_pipeline import open_pipeline
+from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.samples import SampleInput
+from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite
+
+SECRET = "hunter2-hunter2"
+NOBODY = "127.0.0.1:1"  # nothing listens there
+FOLLOWERS = f"""\
+  - {{name: db, type: postgres, dsn: "postgresql://app:{SECRET}@{NOBODY}/shop", table: orders, required: false}}
+  - {{name: words, type: postgres, dsn: "host=127.0.0.1 port=1 user=app password={SECRET}", table: o, required: false}}
+  - {{name: cache, type: redis, url: "redis://app:{SECRET}@{NOBODY}/0", stream: orders, required: false}}
+  - name: topic
+    type: kafka
+    brokers: ["{NOBODY}"]
+    topic: orders
+    key: [id]
+    lanes: 2
+    sasl: {{mechanism: PLAIN, username: app, password: "{SECRET}"}}
+    required: false
+"""
+SPEC = """\
+name: orders
+sources:
+  orders: {path: in, min_age_secs: 0}
+restart: {attempts: 0}
+sinks:
+"""
+TABLE = "  - {name: table, table: lake}\n"
+
+
+@pytest.fixture
+def spec(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -> Path:
+    sample.add("a1.json.gz", 5)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("firnline.sinks.kafka.cluster.CALL_SECONDS", 0.5)
+    return tmp_path / "firnline.yml"
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_each_sink_says_what_it_guarantees_and_a_sink_that_is_away_is_named(
+    spec: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(SPEC + TABLE + FOLLOWERS)
+    assert run_command(["dry-run", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    sinks = {sink["name"]: sink for sink in found["sinks"]}
+    assert [name for name, sink in sinks.items() if sink["decides"]] == ["table"]
+    assert {name: sink["guarantee"].partition(":")[0] for name, sink in sinks.items()} == {
+        "table": "exactly once",
+        "db": "exactly once",
+        "words": "exactly once",
+        "cache": "exactly once per script",
+        "topic": "exactly once per lane",
+    }
+    assert [name for name, sink in sinks.items() if sink["reachable"]] == ["table"]
+    warned = [words for words in found["warnings"] if "its rows would wait" in words]
+    assert [words.split()[3] for words in warned] == ["db", "words", "cache", "topic"]
+    assert run_command(["dry-run"]) == 0
+    shown = capfd.readouterr().out
+    assert "decides      sink table; the others follow it" in shown
+    assert "exactly once per lane: each lane has its rows" in shown
+
+
+def test_without_a_table_the_journal_decides(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("f1.json", 10)
+    options = make_options(sinks=(SqliteSinkOptions("copy", str(tmp_path / "copy.db")),), home=tmp_path / "home")
+    found = preview(open_pipeline(options))
+    assert found["journal"]["table"] == str(tmp_path / "home")
+    assert [(s["decides"], s["epoch"], s["reachable"]) for s in found["sinks"]] == [(False, 0, True)]
+    run_to_end(options)
+    assert [s["epoch"] for s in preview(open_pipeline(options))["sinks"]] == [1]
+    (tmp_path / f"copy.db{DOWN}").touch()
+    with pytest.raises(SinkError, match="sink 'copy'"):
+        preview(open_pipeline(options))
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_secrets_of_followers_appear_nowhere(spec: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(SPEC + TABLE + FOLLOWERS)
+    shown = ""
+    for command in (
+        ["dry-run"], ["dry-run", "--json"], ["run", "--once", "--log-format", "json"], ["status"], ["status", "--json"],
+        ["sinks", "list"], ["sinks", "list", "--json"], ["checkpoints", "show", "1", "--json"],
+        ["sinks", "resume", "db", "--accept-gap", "--dry-run"], ["rollback", "--to", "1", "--dry-run"],
+    ):  # fmt: skip
+        run_command([*command, "--debug"])
+        answer = capfd.readouterr()
+        shown += answer.out + answer.err
+    for name in ("db", "words", "cache", "topic"):  # a required sink that is away ends the command with an error
+        lines = [line.replace("required: false", "required: true") for line in FOLLOWERS.splitlines(keepends=True)]
+        start = next(number for number, line in enumerate(lines) if f"name: {name}" in line)
+        kept = lines[start:] if name == "topic" else lines[start : start + 1]
+        spec.write_text(SPEC.replace("name: orders", f"name: of-{name}") + TABLE.replace("lake", name) + "".join(kept))
+        assert run_command(["dry-run", "--debug"]) == 3
+        answer = capfd.readouterr()
+        assert name in answer.err
+        shown += answer.out + answer.err
+    assert "cannot be used" in shown
+    assert SECRET not in shown
+    written = [path for path in spec.parent.rglob("*") if path.is_file() and path != spec]
+    assert any("ledger" in str(path) for path in written)
+    assert any("outbox" in str(path) for path in written)
+    assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
