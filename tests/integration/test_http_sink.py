@@ -35,6 +35,7 @@ from firnline.sinks.http.progress import Progress, ProgressLog
 from firnline.spec.loading import parse_spec
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, rows
+from tests.support.certificates import make_certificate
 from tests.support.receiver import Receiver, Reply, Request, running_receiver
 
 
@@ -343,6 +344,19 @@ def test_a_long_answer_is_not_read_to_its_end(drive: Drive, receiver: Receiver) 
     run.apply(rows(1))
     run.apply(rows(2))
     assert receiver.ids == {1: 1, 2: 1}
+
+
+def test_a_certificate_must_be_trusted(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with running_receiver(tls=(certificate, key)) as receiver:
+        drive = Drive(tmp_path, receiver.url)
+        run = drive()
+        for attempt in (run.sink.check, lambda: run.apply(rows(1))):
+            with pytest.raises(SinkError, match="CERTIFICATE_VERIFY_FAILED"):
+                attempt()
+        trusting = drive(ca_file=str(certificate))
+        trusting.apply(rows(1))
+        assert receiver.ids == {1: 1}
 
 
 # -- settings -----------------------------------------------------------------------------------------

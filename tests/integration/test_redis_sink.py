@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.ledger import Ledger
-from firnline.errors import BadRowError, ConfigError, FirnlineError, MissingExtraError, SinkError
+from firnline.errors import BadRowError, CommitUnknownError, ConfigError, FirnlineError, MissingExtraError, SinkError
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.follower import EpochDelivery
 from firnline.sinks.redis import client, encode, script, sink
@@ -19,6 +19,7 @@ from firnline.sinks.redis.kind import open_sink as open_redis
 from firnline.sinks.redis.options import RedisSinkOptions
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, rows
+from tests.support.certificates import make_certificate
 from tests.support.pipelines import MakeOptions, run_to_end
 from tests.support.processes import free_port, wait_until
 from tests.support.redis import RedisServer, running_redis
@@ -371,6 +372,41 @@ def test_a_server_that_may_forget_is_refused(
             client.config_set(name, value)
 
 
+def test_a_newer_server_is_asked_whether_its_log_is_durable(
+    drive: Drive, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WAITAOF came with Redis 7.2. Here its answers are made up; everything else is the server's own."""
+    asked: list[tuple[str | int, ...]] = []
+    unwritten: set[int] = set()  # the questions that are answered with no
+    ask = client.RedisClient._ask
+
+    def newer(self: Any, *words: str | int) -> Any:
+        if words[0] == "WAITAOF":
+            asked.append(words)
+            return [int(len(asked) not in unwritten), 0]
+        found = ask(self, *words)
+        if words[0] == "INFO":
+            return found.replace(b"redis_version:7.0", b"redis_version:7.2")
+        return [b"appendfsync", b"everysec"] if words[:2] == ("CONFIG", "GET") else found
+
+    monkeypatch.setattr(client.RedisClient, "_ask", newer)
+    run = drive()
+    assert len(asked) == 2, "after the claim, and after reading it back"
+    asked.clear()
+    unwritten |= {2, 3}  # the first is asked for the head that the commit builds on
+    commit = run.stage(rows(1))
+    with pytest.raises(CommitUnknownError, match="has not written its log in time"):
+        run.commit(commit)
+    with pytest.raises(CommitUnknownError):
+        run.sink.find_receipt(1)  # the head is there, and may still be lost
+    found = run.sink.find_receipt(1)
+    assert found is not None
+    assert found.attempt == commit.checkpoint.attempt
+    assert len(asked) == 4
+    assert [row for _, row in stream_entries(redis_server)] == [{"id": "1"}]
+    assert all(words[:3] == ("WAITAOF", 1, 0) for words in asked)
+
+
 def test_a_server_that_does_not_say_is_refused(drive: Drive, redis_server: RedisServer, tmp_path: Path) -> None:
     client: Any = redis_server.client()
     client.execute_command("ACL", "SETUSER", "app", "on", ">hunter2", "~*", "+@all", "-config")
@@ -437,6 +473,24 @@ def test_more_columns_than_a_command_takes(drive: Drive) -> None:
     with pytest.raises(FirnlineError, match="3,001 columns"):
         run.apply([wide])
     drive(fields="text", stream="narrow").apply([dict(list(wide.items())[:3000])])
+
+
+# -- TLS ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_with_tls_must_have_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    tls_port = str(free_port())
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    with running_redis(tls_port=tls_port, tls_auth_clients="no", **files) as server:
+        drive = Drive(tmp_path, server)
+        url = f"rediss://localhost:{tls_port}/0"
+        drive._server = type("Tls", (), {"url": url})()
+        with pytest.raises(SinkError, match=r"certificate|CERTIFICATE"):
+            drive()
+        drive._server = type("Tls", (), {"url": f"{url}?ssl_ca_certs={certificate}"})()
+        drive().apply(rows(1))
+        assert [row for _, row in stream_entries(server)] == [{"id": "1"}]
 
 
 # -- cluster ------------------------------------------------------------------------------------------

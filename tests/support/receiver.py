@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -50,7 +52,7 @@ Behaviour = Callable[[Request, int], Reply | None]
 class Receiver:
     """Rows that were taken, by key, and every request in order. With `forgets_keys` a repeat is taken again."""
 
-    def __init__(self, *, forgets_keys: bool = False) -> None:
+    def __init__(self, *, forgets_keys: bool = False, tls: tuple[Path, Path] | None = None) -> None:
         self.requests: list[Request] = []
         self.taken: list[Request] = []
         self.behaviour: Behaviour = lambda _request, _number: None
@@ -86,6 +88,13 @@ class Receiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self._scheme = "https" if tls else "http"
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -95,7 +104,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/rows"
+        return f"{self._scheme}://localhost:{self.port}/rows"
 
     def receive(self, request: Request) -> Reply:
         with self._lock:
@@ -130,9 +139,9 @@ class Receiver:
 
 
 @contextlib.contextmanager
-def running_receiver(*, forgets_keys: bool = False) -> Iterator[Receiver]:
-    """A receiver on 127.0.0.1."""
-    receiver = Receiver(forgets_keys=forgets_keys)
+def running_receiver(*, forgets_keys: bool = False, tls: tuple[Path, Path] | None = None) -> Iterator[Receiver]:
+    """A receiver on 127.0.0.1; with certificate and key it speaks TLS."""
+    receiver = Receiver(forgets_keys=forgets_keys, tls=tls)
     try:
         yield receiver
     finally:
