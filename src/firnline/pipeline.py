@@ -121,7 +121,7 @@ class Pipeline:
                     )
                 )
                 assert take_lease is not None  # only a standby is stopped while it waits
-                stack.enter_context(serving_control(options, runner, os.environ, logger.info))
+                stack.enter_context(serving_control(options, runner, os.environ, logger.info, once=once))
                 result = runner.run(take_lease)
         finally:
             engine.stop()

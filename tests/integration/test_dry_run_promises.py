@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from firnline.cli.dry_run_columns import type_words
 from firnline.cli.dry_run_preview import preview
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, SchemaError
 from firnline.options import FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.pipelines import pipeline_options, run_once
@@ -145,6 +145,27 @@ def test_a_run_keeps_what_dry_run_promised(tmp_path: Path, seed: int) -> None:
     assert facts["sample"]["complete"]
     promised = {column["name"]: column["type"] for column in facts["schema"]}
     assert json_as_text(promised) == json_as_text(world.types())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"key": ("who",)}, "the key column 'who' is struct<id:int64>, which cannot identify a row"),
+        ({"key": ("id",), "sequence_by": "at"}, "the sequence_by column 'at' is list<int64>, which has no order"),
+    ],
+)
+def test_dry_run_and_run_refuse_the_same_columns_of_an_upsert(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text('{"id": 1, "who": {"id": 1}, "at": [1]}\n')
+    options = pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"), write="upsert", **settings)
+    _, error = dry_run(options)
+    run = run_once(options)
+    assert isinstance(error, SchemaError)
+    assert words in error.message
+    assert isinstance(run.result.error, SchemaError)
+    assert words in run.result.error.message
 
 
 def json_as_text(types: dict[str, str]) -> dict[str, str]:

@@ -41,6 +41,12 @@ def read_paths(records: Iterable[Mapping[str, Json]]) -> set[str]:
     return {str(record["path"]) for record in records if record.get("status") not in ("pending", "dropped", "refused")}
 
 
+def is_failed(record: Mapping[str, Json]) -> bool:
+    """Return whether an epoch tried to read an input and got nothing of it, from its input record."""
+    tried = record.get("status") in ("in_progress", "set_aside")
+    return tried and bool(record.get("reason")) and record.get("to") == record.get("from")
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
     """One epoch: what was read, what was staged, and the resulting checkpoint.

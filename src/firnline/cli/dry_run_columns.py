@@ -29,6 +29,8 @@ from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.upsert.changes import check_key, check_named, check_sequence
 from firnline.sources.base import Sample, Source, SourcePlan, port_name
 from firnline.sources.columns import Columns, agree, columns_from_json, declared
 
@@ -322,18 +324,20 @@ def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> No
 
 
 def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
-    """Check that the rows have the columns that an upsert needs."""
+    """Check that the rows have the columns that an upsert needs, of types that it takes."""
     if options.write != "upsert":
         return
     order = getattr(options, "sequence_by", None)
-    for setting, name in (*(("key", name) for name in options.key), *([("sequence_by", order)] if order else [])):
-        if name not in rows.names:
-            raise SchemaError(
-                f"sink {options.name!r}: the {setting} column {name!r} is not among the columns "
-                f"{', '.join(rows.names)}",
-                hint=f"Set the sink's {setting} to columns that its input has.",
-                column=name,
-            )
+    try:
+        if isinstance(options, DeltaSinkOptions):  # others compare nested values, too
+            check_key(options.key, rows)
+            if order is not None:
+                check_sequence(order, rows)
+        for setting, names in (("key", options.key), ("sequence_by", (order,) if order else ())):
+            for name in names:
+                check_named(setting, name, rows)
+    except SchemaError as error:
+        raise SchemaError(f"sink {options.name!r}: {error.message}", hint=error.hint, **error.fields) from error
 
 
 def schema_rows(

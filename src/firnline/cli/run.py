@@ -60,7 +60,8 @@ in the tables are not lost unless --accept names them.
 
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
-  generation, epochs, files, records, rows (of an upsert: change rows),
+  generation, epochs, files (of which something could be read), records,
+  rows (of an upsert: change rows),
   changes (of an upsert: rows inserted, updated, deleted), bytes_read,
   quarantined (by reason), rescued [{source, column, values, expected, first,
   file, line}],
@@ -242,7 +243,7 @@ def _run(
         if take_lease is None:
             totals.doing = STOOD_BY
             return RunResult(runner.run_id, 0, 0, 0, 0), totals, True
-        stack.enter_context(_control(options, runner, display))
+        stack.enter_context(_control(options, runner, display, once=once))
         begin(
             options, beginning, runner.run_id, display.say, moved=moved, stopping=lambda: runner.stop_requested
         )  # fmt: skip
@@ -250,7 +251,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iterator[None]:
+def _control(options: PipelineOptions, runner: Runner, display: Display, *, once: bool) -> Iterator[None]:
     """Serve the control socket while the run lasts."""
     from firnline.run.control import serving_control
 
@@ -265,7 +266,7 @@ def _control(options: PipelineOptions, runner: Runner, display: Display) -> Iter
             runner.stop()
             display.stopping()
 
-    with serving_control(options, Controlled(), os.environ, display.say):
+    with serving_control(options, Controlled(), os.environ, display.say, once=once):
         yield
 
 

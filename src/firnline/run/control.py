@@ -366,11 +366,12 @@ RETRY_SECONDS = 2.0
 
 @contextlib.contextmanager
 def serving_control(
-    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None]
+    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None], *, once: bool
 ) -> Iterator[None]:
     """Serve the control channel, from `with` to its end. If the channel cannot be opened, the run continues without it.
 
-    If another run on this machine owns the channel, it is opened once that run exits.
+    If another run on this machine owns the channel, it is opened once that run exits. A run that ends by itself
+    (`once`) says nothing of it: beside a live run it has nothing to do, or it is refused.
     """
     with contextlib.ExitStack() as stack:
         server = None
@@ -378,9 +379,11 @@ def serving_control(
             server = ControlServer(options, run, environ)
             stack.enter_context(server)
         except (ControlError, OSError) as error:
-            say(f"running without a control channel: {error}")
+            is_owned = server is not None and isinstance(error, ControlError)
+            tell = (lambda _: None) if once and is_owned else say
+            tell(f"running without a control channel: {error}")
             if server is not None:
-                stack.enter_context(LateControl(server, lambda: say("the control channel is there now")))
+                stack.enter_context(LateControl(server, lambda: tell("the control channel is there now")))
         yield
 
 

@@ -42,7 +42,8 @@ class EpochFacts:
     align_ms: int = 0  # from the first source's slice to the boundary
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each stateful operator did
     rescued: tuple[Rescued, ...] = ()  # values in `_rescued_data`, by source and column
-    files_again: int = 0  # of `files`: inputs that an earlier epoch of this run began or tried, too
+    files_again: int = 0  # of `files`: inputs that an earlier epoch of this run began, too
+    files_failed: int = 0  # beside `files`: inputs of which nothing could be read
     rows_in: str = ""  # the deciding sink; if the journal decides, the first sink of the spec
     upserted: frozenset[str] = frozenset()  # sinks whose rows are change rows
     changes: Mapping[str, int] = field(default_factory=dict)  # of an upsert, if known: rows inserted, updated, deleted

@@ -765,7 +765,7 @@ class Runner:
         self._observer.committed(facts)
         if len(self._pipeline.options.sources) > 1:
             self._aside("stage", lambda: self._log.note(align_ms=facts.align_ms))
-        self._backlog.committed(facts.epoch, facts.files, facts.bytes_read)
+        self._backlog.committed(facts.epoch, facts.files + facts.files_failed, facts.bytes_read)
         self._report_backlog()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry, read_paths
+from firnline.checkpoint.ledger import LedgerEntry, is_failed, read_paths
 from firnline.epoch import messages as m
 from firnline.errors import (
     FencedError,
@@ -517,6 +517,13 @@ class Steps:
         checkpoint, produced, plan = inflight.entry.checkpoint, inflight.produced, inflight.plan
         positions = self._pipeline.sources.describe(checkpoint.positions).values()
         read = {(name, path) for name, records in inflight.entry.inputs.items() for path in read_paths(records)}
+        failed = {
+            (name, str(record["path"]))
+            for name, records in inflight.entry.inputs.items()
+            for record in records
+            if is_failed(record)
+        }
+        read -= failed
         again = len(read & self._unfinished)
         finished = {
             (name, str(record["path"]))
@@ -533,6 +540,7 @@ class Steps:
             version=receipt.version,
             files=len(read),
             files_again=again,
+            files_failed=len(failed),
             records=produced.records,
             rows=sum(int(file.get("rows", 0)) for file in staged),
             bad=dict(produced.bad),

@@ -53,16 +53,25 @@ def check_sequence(name: str, schema: pa.Schema) -> None:
 
 def _check_column(setting: str, name: str, schema: pa.Schema, fault: str, hint: str) -> None:
     """Refuse a column of a setting that is missing, or nested: `fault` says what such values lack."""
-    index = schema.get_field_index(name)
-    if index < 0:
+    check_named(setting, name, schema)
+    field = schema.field(name)
+    if pa.types.is_nested(field.type):
+        kind = type_to_text(field)
+        raise SchemaError(f"the {setting} column {name!r} is {kind}, which {fault}", hint=hint, column=name)
+
+
+def check_named(setting: str, name: str, schema: pa.Schema) -> None:
+    """Refuse a column of a setting that is missing.
+
+    Raises:
+        SchemaError: it names the column.
+    """
+    if name not in schema.names:
         raise SchemaError(
             f"the {setting} column {name!r} is not among the columns {', '.join(schema.names)}",
             hint=f"Set the sink's {setting} to what its input has.",
             column=name,
         )
-    if pa.types.is_nested(schema.field(index).type):
-        kind = type_to_text(schema.field(index))
-        raise SchemaError(f"the {setting} column {name!r} is {kind}, which {fault}", hint=hint, column=name)
 
 
 @dataclass(frozen=True, slots=True)
