@@ -117,3 +117,19 @@ def test_killed_again_and_again_with_other_settings_each_time(
     assert launcher.start(options).wait(180).exit_code == 0
     assert topic_ids(kafka, topic) == table_ids(tmp_path / "table") == sample.ids
     assert kills >= 3
+
+
+def test_two_runs_at_once(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path, kafka: KafkaServer
+) -> None:
+    """Both begin, one fences the other; whoever is left, or comes next, finishes."""
+    topic = kafka.new_topic(2)
+    options = make_options(max_files=1, sinks=table_and_topic(tmp_path, kafka_sink(kafka, topic, lanes=2)))
+    for number in range(4):
+        sample.add(f"{number}.json", 20)
+    for _ in range(2):
+        both = [launcher.start(options), launcher.start(options)]
+        assert {child.wait(180).exit_code for child in both} <= {0, FENCED, 6}
+        sample.add(f"more-{len(sample.ids)}.json", 20)
+    assert launcher.start(options).wait(180).exit_code == 0
+    assert topic_ids(kafka, topic) == table_ids(tmp_path / "table") == sample.ids
