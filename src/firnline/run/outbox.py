@@ -45,6 +45,7 @@ class Outbox:
         self._heads = heads
         self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
         self._waiting: dict[str, _Waiting] = {}  # by attempt, as far as known
+        self._is_listed = False  # whether `_waiting` has what earlier runs left
 
     def note(self, entry: LedgerEntry) -> None:
         """Note a decided epoch."""
@@ -81,8 +82,9 @@ class Outbox:
 
         The outbox is swept before: what it still holds keeps its entry.
         """
-        waiting = [one.epoch for one in self._waiting.values() if self._is_needed(one)]
-        return min([floor, self._held() + 1, *waiting])
+        held = self._held()
+        waiting = [one.epoch for one in self._waiting.values() if self._is_needed(one, held)]
+        return min([floor, held + 1, *waiting])
 
     def remember(self, before: Checkpoint | None, epoch: int) -> dict[str, Json]:
         """Return what the checkpoint of an epoch remembers of the followers; gives those up that lag too far.
@@ -93,6 +95,9 @@ class Outbox:
         followers, heads = self._pipeline.options.followers, self._heads()
         if not followers:
             return {}
+        if not self._is_listed:
+            self._learn(list_outbox(self._pipeline.storage, self._pipeline.options.name))
+            self._is_listed = True
         found = next_known(known_sinks(before), followers, epoch, heads, self._find_full(heads))
         return {name: one.to_json() for name, one in found.items()}
 
@@ -131,10 +136,11 @@ class Outbox:
         found = {attempt: self._waiting[attempt] for attempt in listed if attempt in self._waiting}
         for one in found.values():
             self._log_spared(one.absent)
-        return hidden | {attempt for attempt, one in found.items() if self._is_needed(one)}
+        held = self._held()
+        return hidden | {attempt for attempt, one in found.items() if self._is_needed(one, held)}
 
-    def _is_needed(self, waiting: _Waiting) -> bool:
-        if waiting.epoch > self._held() or waiting.absent:
+    def _is_needed(self, waiting: _Waiting, held: int) -> bool:
+        if waiting.epoch > held or waiting.absent:
             return True
         keeps = any(sink.capabilities.fed_from_outbox for sink in self._pipeline.sinks)
         return keeps and waiting.made_at > self._pipeline.clock.now() - self._pipeline.options.outbox.keep
@@ -148,7 +154,7 @@ class Outbox:
         """Find these attempts on the chain. Returns those that a hole hides."""
         away = find_away(self._progress.head.checkpoint)
         names = {sink.name for sink in self._pipeline.sinks} | away.keys()
-        left = set(unknown)
+        left = set(unknown) - set(self._progress.epochs)
         try:
             for link in self._pipeline.ledger.chain(self._progress.head.entry) if left else ():
                 if isinstance(link, Fold):
