@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -45,6 +46,9 @@ CHUNK_BYTES = 16 * 1024 * 1024
 COPY_BYTES = 64 * 1024 * 1024  # in one statement, which has a timeout
 _LINE = re.compile(r"COPY [^,]+, line ([0-9]+)")
 _EXTRA = {ROW: "bigint", DELETES: "boolean", ORDER: "bigint"}
+
+
+_T = TypeVar("_T")
 
 
 class RowsRefusedError(Exception):
@@ -198,19 +202,21 @@ class RowWriter:
 
     def _copy(self, target: Identifier, chunks: Iterator[Chunk]) -> None:
         """Copy rows into the table or into the temporary one, in as many statements as their size asks for."""
-        chunk = next(chunks, None)
-        while chunk is not None:
-            sent = 0
-            with self._db.cursor().copy(self._copy_statement(target)) as copy:
-                copy.write(SIGNATURE)
-                while chunk is not None and sent < COPY_BYTES:
-                    data, bad = self._encode(chunk, target)
-                    if bad is not None:
-                        raise RowsRefusedError
-                    copy.write(data)
-                    sent += len(data)
-                    chunk = next(chunks, None)
-                copy.write(TRAILER)
+        with ThreadPoolExecutor(1, "firnline encode") as executor:  # encodes a chunk while the one before is sent
+            pieces = _ahead(executor, (self._encode(chunk, target) for chunk in chunks))
+            piece = next(pieces, None)
+            while piece is not None:
+                sent = 0
+                with self._db.cursor().copy(self._copy_statement(target)) as copy:
+                    copy.write(SIGNATURE)
+                    while piece is not None and sent < COPY_BYTES:
+                        data, bad = piece
+                        if bad is not None:
+                            raise RowsRefusedError
+                        copy.write(data)
+                        sent += len(data)
+                        piece = next(pieces, None)
+                    copy.write(TRAILER)
 
     def _copy_statement(self, target: Identifier) -> Any:
         own = self._own if target is not STAGED else _EXTRA
@@ -297,6 +303,14 @@ class RowWriter:
                 ranges += [(a, b) for a, b in ((at + 1, end), (at, at + 1), (first, at)) if a < b]
             self._db.execute("RELEASE SAVEPOINT part")
         return failed
+
+
+def _ahead(executor: Executor, items: Iterator[_T]) -> Iterator[_T]:
+    """Yield the items of an iterator that the executor runs one item ahead."""
+    waiting = executor.submit(next, items, None)
+    while (item := waiting.result()) is not None:
+        waiting = executor.submit(next, items, None)
+        yield item
 
 
 def _bad_line(error: psycopg.Error, count: int) -> int:
