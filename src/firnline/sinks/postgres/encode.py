@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from firnline.sinks.encoding import encode_json
 
 SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)  # no flags, no extension
 TRAILER = b"\xff\xff"
@@ -70,12 +71,7 @@ def json_text(column: pa.Array) -> pa.Array:
     """Return the values as JSON text; a null stays null. Text is taken for JSON already."""
     if pa.types.is_string(column.type):
         return column
-    with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.register("given", pa.table({"v": column}))
-        found = connection.execute("SELECT CAST(to_json(v) AS VARCHAR) AS j FROM given").to_arrow_table()
-    text = found.column("j").combine_chunks().cast(pa.string())
-    return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
+    return pc.if_else(column.is_valid(), encode_json(column).cast(pa.string()), pa.scalar(None, pa.string()))
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import math
+import json
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +25,7 @@ from firnline.sinks.base import (
     SinkReturn,
 )
 from firnline.sinks.dead_letters import DeadLetter
+from firnline.sinks.encoding import encode_rows
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
 from firnline.sinks.postgres.checkpoints import CheckpointRow
 from firnline.sinks.postgres.database import Database, Timeouts
@@ -140,13 +140,12 @@ class PostgresSink(Follower):
             writer = self._open_writer(db, delivery)
             assert writer is not None
             bad = writer.find_bad(read_chunks(delivery, Shape.of(delivery.shape)), self._database.reason)
-        letters = []
+        letters: list[DeadLetter] = []
         for rows in delivery.rows.read():
             wanted = pa.array([number in bad for number in rows.numbers.to_pylist()], pa.bool_())
-            for number, row in zip(
-                rows.numbers.filter(wanted).to_pylist(), rows.batch.filter(wanted).to_pylist(), strict=True
-            ):
-                letters.append(DeadLetter(number, bad[number], {name: to_json(value) for name, value in row.items()}))
+            texts = encode_rows(rows.batch.filter(wanted)).to_pylist()
+            numbers = rows.numbers.filter(wanted).to_pylist()
+            letters += [DeadLetter(n, bad[n], json.loads(text)) for n, text in zip(numbers, texts, strict=True)]
         return letters
 
     def _open_writer(self, db: Db, delivery: EpochDelivery) -> RowWriter | None:
@@ -344,18 +343,3 @@ class PostgresUpsertSink(PostgresSink):
 def _ask(db: Db, question: Any, values: Sequence[Any] = ()) -> Any:
     found = db.execute(question, values or None).fetchone()
     return found[0] if found else None
-
-
-def to_json(value: Any) -> Json:
-    """Return a value of a row as plain JSON: bytes in base64, other values as text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {str(name): to_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json(one) for one in value]
-    return str(value)
