@@ -57,7 +57,11 @@ def postgres_sink(world: World) -> list[Row]:
 
         def copy_encoded() -> None:
             db.execute("TRUNCATE encoded")
-            _copy(db, "COPY encoded FROM STDIN (FORMAT binary)", [SIGNATURE, *(memoryview(one) for one in encoded), TRAILER])
+            _copy(
+                db,
+                "COPY encoded FROM STDIN (FORMAT binary)",
+                [SIGNATURE, *(memoryview(one) for one in encoded), TRAILER],
+            )
 
         def copy_csv() -> None:
             db.execute("TRUNCATE texts")
