@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,24 @@ from typing import Any
 import pytest
 
 from firnline.checkpoint.ledger import Ledger
-from firnline.errors import BadRowError, CommitUnknownError, ConfigError, FirnlineError, MissingExtraError, SinkError
+from firnline.errors import (
+    BadRowError,
+    CommitUnknownError,
+    ConfigError,
+    FirnlineError,
+    MissingExtraError,
+    RollbackRefusedError,
+    SinkError,
+    SpecError,
+)
+from firnline.history.edits.rollback import Rollback
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.follower import EpochDelivery
 from firnline.sinks.redis import client, encode, script, sink
 from firnline.sinks.redis.kind import open_sink as open_redis
 from firnline.sinks.redis.options import RedisSinkOptions
+from firnline.spec.loading import parse_spec
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, rows
 from tests.support.certificates import make_certificate
@@ -417,6 +430,24 @@ def test_a_server_that_does_not_say_is_refused(drive: Drive, redis_server: Redis
     drive(durability="none").apply(rows(1))
 
 
+@pytest.mark.parametrize("denied", ["-xadd", "-hset", "-evalsha", "-info"])
+def test_a_user_that_may_not_write_leaves_nothing_half_written(
+    drive: Drive, redis_server: RedisServer, denied: str
+) -> None:
+    redis_client: Any = redis_server.client()
+    run = drive()
+    run.apply(rows(1))
+    commit = run.stage(rows(2, 3))
+    redis_client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">hunter2", "~*", "+@all", denied)
+    drive._server = type("Shown", (), {"url": redis_server.url.replace("//", "//app:hunter2@")})()
+    with pytest.raises(SinkError, match=r"permission|user executing the script can't run"):
+        drive(maxlen=1000).commit(commit)
+    assert [row for _, row in stream_entries(redis_server)] == [{"id": "1"}]
+    redis_client.execute_command("ACL", "SETUSER", "app", "+@all")
+    drive(maxlen=1000).commit(commit)
+    assert [row for _, row in stream_entries(redis_server)] == [{"id": "1"}, {"id": "2"}, {"id": "3"}]
+
+
 def test_a_wrong_password_names_the_sink_and_not_the_password(tmp_path: Path, redis_server: RedisServer) -> None:
     drive = Drive(tmp_path, redis_server)
     drive._server = type("Shown", (), {"url": redis_server.url.replace("//", "//app:sesame@")})()
@@ -536,3 +567,52 @@ def test_a_pipeline_from_files(
     assert redis_ids(redis_server, mode) == table_ids(tmp_path / "table") == sample.ids
     if mode == "stream":
         check_order(redis_server)
+
+
+def test_a_rollback_leaves_the_stream_and_ids_go_on_growing(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    options = to_redis(make_options, tmp_path, redis_server.url)
+    for number in (1, 2):
+        sample.add(f"f{number}.json", 3)
+        run_to_end(options)
+    with pytest.raises(RollbackRefusedError, match="copy cannot take rows back"):
+        Rollback(open_pipeline(options), 1).perform("person")
+    Rollback(open_pipeline(options), 1, leave=["copy"]).perform("person")
+    run_to_end(options)
+    assert table_ids(tmp_path / "table") == sample.ids
+    entries = [(number, int(row["id"])) for number, row in stream_entries(redis_server)]
+    assert [one for _, one in entries] == [1, 2, 3, 4, 5, 6, 4, 5, 6], "left as it was, and given again"
+    assert [number.split("-")[0] for number, _ in entries] == ["1"] * 3 + ["2"] * 3 + ["4"] * 3
+
+
+# -- specs --------------------------------------------------------------------------------------------
+
+SPEC: dict[str, Any] = {"name": "p", "sources": {"s": {"path": "in"}}}
+SINK: dict[str, Any] = {"type": "redis", "url": "${env:REDIS_URL}"}
+
+
+def test_a_key_per_row_implies_an_upsert() -> None:
+    hashed = {**SINK, "mode": "hash", "key": ["id"], "keys": "u:{id}"}
+    spec = parse_spec({**SPEC, "sinks": [{"table": "out"}, {**SINK, "stream": "r"}, hashed]}, folder="/data")
+    assert [one.write for one in spec.spec.sinks] == ["append", "append", "upsert"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "stream: missing: mode: stream needs the name of the stream"),
+        ({"stream": "r", "keys": "u:{id}"}, "keys: only with mode: hash or string"),
+        ({"stream": "r", "write": "upsert", "key": ["id"]}, "write: a stream is appended to"),
+        ({"mode": "hash", "key": ["id"], "write": "append"}, "only with write: upsert"),
+        ({"mode": "hash", "key": ["id"], "stream": "r"}, "stream: only with mode: stream"),
+        ({"mode": "hash"}, "key: missing: a source does not say what identifies a row"),
+        ({"mode": "hash", "key": ["id"], "keys": "u"}, "keys: must name every key column once: id"),
+        ({"url": "http://x", "stream": "r"}, "must begin with redis:// or rediss://"),
+        ({"stream": "r", "strem": "x"}, 'did you mean "stream"'),
+    ],
+    ids=str,
+)
+def test_a_wrong_spec_names_the_key(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(words)):
+        parse_spec({**SPEC, "sinks": [{"table": "out"}, {**SINK, **settings}]}, folder="/data")

@@ -2,7 +2,8 @@
 
 Redis runs a script as one step, and logs what it wrote as one transaction. The script checks everything before its
 first write, so that it writes all of its rows or none: who holds the sink (generation and run), where the head is
-(epoch, row and entry), who owns the target, the types of the keys, and that stream ids grow.
+(epoch, row and entry), who owns the target, the types of the keys, and that stream ids grow. A user that may not write
+rows fails at the first one; that it may write the head is proven by the claim, which comes before every row.
 
     KEYS  head, owner, then the stream, or the key of each row
     ARGV  the arguments below, then the rows:
@@ -55,10 +56,13 @@ local at = first
 if mode == 'stream' then
   while ARGV[at] do
     local n = tonumber(ARGV[at + 1])
-    redis.call('XADD', KEYS[3], ARGV[at], unpack(ARGV, at + 2, at + 1 + n))
+    if ARGV[11] == '' then
+      redis.call('XADD', KEYS[3], ARGV[at], unpack(ARGV, at + 2, at + 1 + n))
+    else
+      redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[11], ARGV[at], unpack(ARGV, at + 2, at + 1 + n))
+    end
     at = at + 2 + n
   end
-  if ARGV[11] ~= '' then redis.call('XTRIM', KEYS[3], 'MAXLEN', '~', ARGV[11]) end
 elseif mode ~= 'head' then
   local number = 3
   while ARGV[at] do
