@@ -10,20 +10,33 @@ from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Flag
 from firnline.errors import ConfigError
+from firnline.spec.template import TemplateName, name_from, render_template
 
 EPILOGUE = """\
 The file is a valid spec: it reads the folder `in` beside it and writes the
 Delta table `out`. If files lie in `in`, their format is taken from the first
-ones. An existing file is kept unless --yes is given.
+ones. An existing file is kept unless --yes is given. Templates:
+  files     files into a Delta table
+  kafka     a Kafka topic into a Delta table
+  postgres  files into a Delta table and a PostgreSQL table
+  chain     the Delta table of another pipeline into a Delta table, by SQL
 
 Output (JSON fields):
-  path, name, status (written, dry_run), spec (with --dry-run)
+  path, name, template, status (written, dry_run), spec (with --dry-run)
 
 Examples:
   firnline init
   firnline init flights --dry-run
   firnline init -f flights/orders.yml
+  firnline init orders --template postgres
 """
+
+_NEXT: dict[TemplateName, str] = {
+    "files": "set path and table in it if they are not `in` and `out`",
+    "kafka": "set brokers, topics and table in it",
+    "postgres": "set path, tables and dsn in it",
+    "chain": "set the two tables and the query in it",
+}
 
 app = App(name="init", help_epilogue=EPILOGUE)
 
@@ -38,13 +51,13 @@ def init(
     ] = Path("."),
     *,
     name: Annotated[str | None, Parameter(help="The pipeline's name. [default: the folder's name]")] = None,
+    template: Annotated[TemplateName, Parameter(help="What the pipeline reads and writes.")] = "files",
     yes: Annotated[bool, Flag, Parameter(help="Overwrite an existing file.")] = False,
     dry_run: Annotated[bool, Flag, Parameter(help="Print the file, write nothing.")] = False,
     common: Common = Common(),
 ) -> int:
     """Write a commented firnline.yml."""
     from firnline.spec.loading import FILE_NAMES
-    from firnline.spec.template import name_from, render_template
 
     target = target.expanduser().absolute()
     is_file = target.suffix in (".yml", ".yaml")
@@ -56,8 +69,8 @@ def init(
         from firnline.sources.files.formats.recognise import guess_format
 
         file_format, delimiter = guess_format(folder / "in") or (file_format, delimiter)
-    text = render_template(name, file_format, delimiter)
-    facts = {"path": str(path), "name": name, "status": "dry_run" if dry_run else "written"}
+    text = render_template(name, file_format, delimiter, template)
+    facts = {"path": str(path), "name": name, "template": template, "status": "dry_run" if dry_run else "written"}
     if dry_run:
         if common.json:
             common.out.json({**facts, "spec": text})
@@ -77,7 +90,5 @@ def init(
         common.out.json({**facts, "path": str(existing or path)})
     else:
         common.out.line(f"wrote {existing or path}")
-        common.out.line(
-            "next: set path and table in it if they are not `in` and `out`; `firnline dry-run`, then `firnline run`"
-        )
+        common.out.line(f"next: {_NEXT[template]}; `firnline dry-run`, then `firnline run`")
     return 0

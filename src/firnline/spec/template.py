@@ -1,11 +1,12 @@
-"""The commented pipeline file that `firnline init` writes."""
+"""The commented pipeline files that `firnline init` writes, one per template."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
-_TEMPLATE = """\
+_FILES = """\
 # A Firnline pipeline: files into a Delta table, every record exactly once.
 # Only name, path and table are needed; the values after "#" are the defaults.
 # `firnline dry-run` checks this file without writing; `firnline run` starts it.
@@ -37,6 +38,8 @@ sinks:
     # partition_by: [month]
     # file_size: 128MiB
 
+"""
+_FILES_TAIL = """\
 # batch:                          # an epoch, the unit of commit, closes at the first of these
 #   max_files: 1000
 #   max_bytes: 1GiB               # or a number of bytes
@@ -44,6 +47,15 @@ sinks:
 #   max_ms: 60000                 # or 1m
 #   max_output_files: 1000
 
+"""
+_STREAM_TAIL = """\
+# batch:                          # an epoch takes what is there, and closes at the first of these
+#   max_events: 100000
+#   max_bytes: 64MiB
+#   max_ms: 200                   # how long to wait for more
+
+"""
+_TAIL = """\
 # restart:                        # after a failure
 #   attempts: 5
 #   backoff_secs: 1
@@ -57,12 +69,108 @@ sinks:
 #   spark.master: "local[*]"
 #   spark.driver.memory: 2g
 """
+_KAFKA = """\
+# A Firnline pipeline: a Kafka topic into a Delta table, every record exactly once. Needs: pip install 'firnline[kafka]'
+# `firnline dry-run` checks this file and the brokers without writing; `firnline run` starts it.
+
+name: {name}                      # the pipeline's identity, stored in the table: do not change it later
+
+sources:
+  {name}:
+    type: kafka
+    brokers: localhost:9092       # or a list
+    topics: [{name}]
+    # start: earliest             # or latest, or a time: where a new pipeline begins
+    # include: [key, timestamp]   # columns beside the fields of the JSON value
+    # tls: {{ca: /etc/kafka/ca.pem}}
+    # sasl: {{mechanism: SCRAM-SHA-512, username: {name}, password: "${{env:KAFKA_PASSWORD}}"}}
+
+sinks:
+  - name: table                   # decides: its commit makes an epoch true
+    type: delta
+    table: out                    # path or URI, created when missing; relative to this file
+    # partition_by: [month]
+  # - name: topic                 # a follower: gets every epoch that the table holds, exactly once
+  #   type: kafka
+  #   brokers: localhost:9092
+  #   topic: {name}-clean
+  #   key: [id]
+  #   required: false             # while it is away its rows wait in the outbox, and the table goes on
+
+"""
+_POSTGRES = """\
+# A Firnline pipeline: files into a Delta table and a PostgreSQL table, every record exactly once in each.
+# Needs: pip install 'firnline[postgres]'
+# `firnline dry-run` checks this file and the server without writing; `firnline run` starts it.
+
+name: {name}                      # the pipeline's identity, stored in the tables: do not change it later
+
+sources:
+  {name}:
+    type: files
+    path: in                      # folder, glob or URI (local, s3://, gs://, az://); relative to this file
+    format: {format:<21} # ndjson, json, csv or parquet; text also as .gz or .zst
+{csv}
+sinks:
+  - name: table                   # decides: its commit makes an epoch true
+    type: delta
+    table: out                    # path or URI, created when missing; relative to this file
+  - name: database                # a follower: gets every epoch that the table holds, exactly once
+    type: postgres
+    dsn: postgresql://localhost:5432/postgres   # with a password: ${{env:DATABASE_URL}} or ${{file:path}}
+    table: public.{table}
+    required: false               # while it is away its rows wait in the outbox, and the table goes on
+    # write: upsert               # one row per key, instead of a row per record
+    # key: [id]
+    # exclude: [raw]              # columns that are not delivered
+    # mask: {{email: hash}}         # or redact, null
+    # where: amount > 0           # deliver only these rows
+    # on_bad_row: stop            # or dead_letter: keep a row that the table refuses, and go on
+
+"""
+_CHAIN = """\
+# A Firnline pipeline that reads the table of another one: what is committed there comes here, exactly once.
+# `firnline dry-run` checks this file without writing; `firnline run` starts it.
+
+name: {name}                      # the pipeline's identity, stored in the table: do not change it later
+
+sources:
+  upstream:
+    type: delta
+    table: upstream               # path or URI of a Delta table, e.g. the `out` of another pipeline; relative to this file
+    # start: beginning            # or now, or a version: where a new pipeline begins
+    # on_change: fail             # or ignore, change_feed: a commit there that changes rows
+    # lineage: false              # true adds version, commit and upstream epoch of every row
+
+operators:                        # SQL runs on Spark, one epoch at a time
+  - name: clean
+    type: sql
+    inputs: [upstream]
+    query: SELECT * FROM upstream
+
+sinks:
+  - name: table
+    type: delta
+    table: out                    # the next pipeline of the chain can read this one
+    input: clean
+
+"""
+_TEMPLATES = {
+    "files": _FILES + _FILES_TAIL,
+    "kafka": _KAFKA + _STREAM_TAIL,
+    "postgres": _POSTGRES + _FILES_TAIL,
+    "chain": _CHAIN + _FILES_TAIL,
+}
+TemplateName = Literal["files", "kafka", "postgres", "chain"]
 
 
-def render_template(name: str = "pipeline", file_format: str = "ndjson", delimiter: str = ",") -> str:
+def render_template(
+    name: str = "pipeline", file_format: str = "ndjson", delimiter: str = ",", template: TemplateName = "files"
+) -> str:
     """Return a commented spec for a pipeline of this name; it is valid as it stands."""
     csv = f"    csv: {{delimiter: {json.dumps(delimiter)}}}\n" if delimiter != "," else ""
-    return _TEMPLATE.format(name=name, format=file_format, csv=csv)
+    table = re.sub(r"[^a-z0-9_]", "_", name.lower())
+    return (_TEMPLATES[template] + _TAIL).format(name=name, format=file_format, csv=csv, table=table)
 
 
 def name_from(text: str) -> str:

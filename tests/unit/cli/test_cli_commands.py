@@ -294,6 +294,9 @@ def test_init_writes_a_spec_that_is_valid_and_never_overwrites(
     assert (tmp_path / "my flights" / "firnline.yml").read_text() == "mine"
     assert run_command(["init", "my flights", "--yes"]) == 0
     assert load_options(tmp_path / "my flights", environ={}).name == "my-flights"
+    assert run_command(["init", "orders", "--template", "postgres"]) == 0
+    assert [sink.type for sink in load_options(tmp_path / "orders", environ={}).sinks] == ["delta", "postgres"]
+    assert run_command(["init", "other", "--template", "oracle"]) == 2
 
 
 def test_schema_is_json_schema(run_json: Any) -> None:
