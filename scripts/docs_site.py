@@ -22,6 +22,7 @@ PAGES = {  # path in the repository -> page of the site
     "LICENSE": "license.md",
     "examples/tracking/README.md": "examples/tracking.md",
     "examples/chain/README.md": "examples/chain.md",
+    "examples/orders/README.md": "examples/orders.md",
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")
 

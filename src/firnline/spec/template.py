@@ -137,7 +137,7 @@ name: {name}                      # the pipeline's identity, stored in the table
 sources:
   upstream:
     type: delta
-    table: upstream               # path or URI of a Delta table, e.g. the `out` of another pipeline; relative to this file
+    table: upstream               # path or URI of a Delta table, e.g. the `out` of another pipeline
     # start: beginning            # or now, or a version: where a new pipeline begins
     # on_change: fail             # or ignore, change_feed: a commit there that changes rows
     # lineage: false              # true adds version, commit and upstream epoch of every row
