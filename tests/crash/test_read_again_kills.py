@@ -23,8 +23,15 @@ pytestmark = pytest.mark.crash
 MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
 
 
+FILES = {  # by format: a and b are read first, then c
+    "ndjson": ('{"id": 1, "v": 1}\n', '{"id": 2, "v": 2}\n{"id": 3}\nbroken\n', '{"id": 9, "v": 9}\n'),
+    "csv": ("id,v\n1,1\n", "v,id\n2,2\n,3\nbroken\n", "id,v\n9,9\n"),
+}
+
+
 def options_of(root: str, **settings: object) -> PipelineOptions:
-    return pipeline_options(f"{root}/in", f"{root}/out", **settings)  # type: ignore[arg-type]
+    """The format is the last part of `root`."""
+    return pipeline_options(f"{root}/in", f"{root}/out", format=Path(root).name, **settings)  # type: ignore[arg-type]
 
 
 def work(root: str) -> None:
@@ -44,23 +51,25 @@ def check(root: str, where: str) -> None:
 def prepare_in(root: Path) -> str:
     """A record without a key and a file that was read are requested again; one more file waits."""
     (root / "in").mkdir(parents=True)
-    (root / "in" / "a.json").write_text('{"id": 1, "v": 1}\n')
-    (root / "in" / "b.json").write_text('{"id": 2, "v": 2}\n{"id": 3}\nbroken\n')
+    first, second, later = FILES[root.name]
+    (root / "in" / "a").write_text(first)
+    (root / "in" / "b").write_text(second)
     assert run_once(options_of(str(root), write="upsert", key=("v",))).exit_code == 0
     pipeline = open_pipeline(options_of(str(root)))
     files = [file.describe([number for number, _ in file.rows]) for file in load_quarantine_files(pipeline)]
     pipeline.requests.ask_replay("files", files, discard=False, ids=pipeline.ids)
-    plan = plan_reread(pipeline, "a.json")
+    plan = plan_reread(pipeline, "a")
     pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
-    (root / "in" / "c.json").write_text('{"id": 9, "v": 9}\n')
+    (root / "in" / "c").write_text(later)
     return str(root)
 
 
-def test_killed_at_every_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_killed_at_every_point(tmp_path: Path, name: str) -> None:
     numbers = itertools.count()
 
     def prepare() -> str:
-        return prepare_in(tmp_path / str(next(numbers)))
+        return prepare_in(tmp_path / str(next(numbers)) / name)
 
     reached = kill_at_every_point(prepare, work, check, most=MOST_KILLS, helpers=False)
     assert reached["epoch.commit.after"] >= 2
@@ -83,7 +92,7 @@ def test_killed_at_every_point(tmp_path: Path) -> None:
 def test_a_run_that_planned_the_requests_is_fenced_by_one_that_answers_them(
     launcher: Launcher, tmp_path: Path, point: str
 ) -> None:
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     assert resume_after_another_run(launcher, root, point) == 5
     check(root, point)
 
@@ -93,7 +102,7 @@ def test_a_run_that_planned_the_requests_before_its_claim_drops_that_plan(
     launcher: Launcher, tmp_path: Path, point: str
 ) -> None:
     """It claims last, so it goes on, on a history in which the requests are answered."""
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     assert resume_after_another_run(launcher, root, point) == 0
     check(root, point)
 

@@ -18,7 +18,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import guard
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.types import Json
-from tests.support.pipelines import MakeOptions, run_once
+from tests.support.pipelines import LocalRun, MakeOptions, run_once
 from tests.support.samples import SampleInput, table_ids
 from tests.support.shelf import ShelfOptions, ShelfSink, ShelfStager, register_shelf, shelved
 
@@ -102,14 +102,40 @@ def mend_sink() -> None:
     NOW[0] = Fault()
 
 
-@pytest.fixture
-def options(make_options: MakeOptions, tmp_path: Path) -> Callable[[bool], PipelineOptions]:
-    def make(required: bool) -> PipelineOptions:
-        table = DeltaSinkOptions("table", str(tmp_path / "table"))
-        shelf = ShelfOptions("shelf", str(tmp_path / "shelf"), required=required)
-        return make_options(max_files=1, sinks=(table, shelf))
+class Pair:
+    """A table that decides, and a shelf beside it that may fail."""
 
-    return make
+    def __init__(self, make_options: MakeOptions, sample: SampleInput, folder: Path) -> None:
+        self._make_options, self._sample, self.folder = make_options, sample, folder
+
+    def options(self, *, required: bool, **settings: Any) -> PipelineOptions:
+        table = DeltaSinkOptions("table", str(self.folder / "table"))
+        shelf = ShelfOptions("shelf", str(self.folder / "shelf"), required=required)
+        return self._make_options(max_files=1, sinks=(table, shelf), **settings)
+
+    def fill(self, first: int) -> None:
+        for number in range(first, first + 3):
+            self._sample.add(f"f{number}.json", 3)
+
+    def run_broken(self, spec: PipelineOptions, method: str, error: Exception | None, *, after: bool) -> LocalRun:
+        """Run once, then with more input and a shelf that fails for ever; returns the second run."""
+        self._sample.add("f0.json", 3)
+        assert run_once(spec).exit_code == 0
+        self.fill(1)
+        break_sink(method, error, FOR_EVER, after=after)
+        return run_once(spec)
+
+    def table_is_complete(self) -> bool:
+        return table_ids(self.folder / "table") == self._sample.ids
+
+    def is_complete(self) -> bool:
+        """Whether both have everything, once."""
+        return self.table_is_complete() and shelved() == self._sample.ids
+
+
+@pytest.fixture
+def pair(make_options: MakeOptions, sample: SampleInput, tmp_path: Path) -> Pair:
+    return Pair(make_options, sample, tmp_path)
 
 
 ERRORS: dict[str, Exception | None] = {
@@ -140,29 +166,13 @@ IDS = [f"{method}{'-lost-answer' if after else ''}" for method, after in CASES]
 NOT_NEEDED = ("find_schema", "maintain")  # the columns of the deciding table are known, too
 
 
-def fill(sample: SampleInput, first: int) -> None:
-    for number in range(first, first + 3):
-        sample.add(f"f{number}.json", 3)
-
-
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(("method", "after"), CASES, ids=IDS)
-def test_an_optional_sink_stops_nobody(
-    method: str,
-    after: bool,
-    error: str,
-    options: Callable[[bool], PipelineOptions],
-    sample: SampleInput,
-    tmp_path: Path,
-) -> None:
-    spec = options(False)
-    sample.add("f0.json", 3)
-    assert run_once(spec).exit_code == 0
-    fill(sample, 1)
-    break_sink(method, ERRORS[error], FOR_EVER, after=after)
-    run = run_once(spec)
+def test_an_optional_sink_stops_nobody(method: str, after: bool, error: str, pair: Pair, sample: SampleInput) -> None:
+    spec = pair.options(required=False)
+    run = pair.run_broken(spec, method, ERRORS[error], after=after)
     assert run.exit_code == 0, run.result
-    assert table_ids(tmp_path / "table") == sample.ids, "the other sink is complete"
+    assert pair.table_is_complete()
     assert not shelved() - sample.ids, "nothing is doubled"
     asked = NOW[0].seen
     mend_sink()
@@ -176,58 +186,38 @@ def test_an_optional_sink_stops_nobody(
             assert "sink 'shelf' (shelf) failed in" in row["error"]
     sample.add("f9.json", 3)
     assert run_once(spec).exit_code == 0
-    assert shelved() == table_ids(tmp_path / "table") == sample.ids, "it has everything, once"
+    assert pair.is_complete()
 
 
 @pytest.mark.parametrize("error", ["SinkError", "OSError", "RuntimeError"])
 @pytest.mark.parametrize(("method", "after"), CASES, ids=IDS)
-def test_a_required_sink_is_retried(
-    method: str,
-    after: bool,
-    error: str,
-    options: Callable[[bool], PipelineOptions],
-    sample: SampleInput,
-    tmp_path: Path,
-) -> None:
-    spec = options(True)
-    fill(sample, 0)
+def test_a_required_sink_is_retried(method: str, after: bool, error: str, pair: Pair) -> None:
+    pair.fill(0)
     break_sink(method, ERRORS[error], 2, after=after)
-    run = run_once(spec)
+    run = run_once(pair.options(required=True))
     assert run.exit_code == 0, run.result
-    assert shelved() == table_ids(tmp_path / "table") == sample.ids
+    assert pair.is_complete()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_required_sink_that_hangs_is_waited_for(
-    method: str, options: Callable[[bool], PipelineOptions], sample: SampleInput, tmp_path: Path
-) -> None:
-    spec = options(True)
-    fill(sample, 0)
+def test_a_required_sink_that_hangs_is_waited_for(method: str, pair: Pair) -> None:
+    pair.fill(0)
     break_sink(method, None, 1)
     timer = threading.Timer(3 * SECONDS, NOW[0].going.set)
     timer.start()
-    run = run_once(spec)
+    run = run_once(pair.options(required=True))
     assert run.exit_code == 0, run.result
     assert not run.told.troubles
-    assert shelved() == table_ids(tmp_path / "table") == sample.ids
+    assert pair.is_complete()
 
 
 @pytest.mark.parametrize("error", ["OSError", "RuntimeError"])
 @pytest.mark.parametrize(("method", "after"), CASES, ids=IDS)
 def test_a_required_sink_that_always_fails_ends_the_run_by_name(
-    method: str,
-    after: bool,
-    error: str,
-    options: Callable[[bool], PipelineOptions],
-    sample: SampleInput,
-    tmp_path: Path,
+    method: str, after: bool, error: str, pair: Pair
 ) -> None:
-    spec = options(True)
-    sample.add("f0.json", 3)
-    assert run_once(spec).exit_code == 0
-    fill(sample, 1)
-    break_sink(method, ERRORS[error], FOR_EVER, after=after)
-    run = run_once(spec)
+    spec = pair.options(required=True)
+    run = pair.run_broken(spec, method, ERRORS[error], after=after)
     if method in NOT_NEEDED or (method, after) == ("commit", True):  # `find_receipt` answers after a lost answer
         assert run.exit_code == 0, run.result
     else:
@@ -238,34 +228,25 @@ def test_a_required_sink_that_always_fails_ends_the_run_by_name(
         assert "shelf" in run.result.error.message
     mend_sink()
     assert run_once(spec).exit_code == 0
-    assert shelved() == table_ids(tmp_path / "table") == sample.ids
+    assert pair.is_complete()
 
 
 @pytest.mark.parametrize("method", ["open_stager", "stager.write", "stager.close"])
-def test_a_stager_that_works_again_is_used_again(
-    method: str, options: Callable[[bool], PipelineOptions], sample: SampleInput, tmp_path: Path
-) -> None:
-    spec = options(False)
-    fill(sample, 0)
+def test_a_stager_that_works_again_is_used_again(method: str, pair: Pair) -> None:
+    spec = pair.options(required=False)
+    pair.fill(0)
     break_sink(method, RuntimeError("odd"), 1)
     run = run_once(spec)
     assert run.exit_code == 0, run.result
     assert len(run.told.troubles) == 1, "one epoch was repeated, and no other"
     assert run_once(spec).exit_code == 0
-    assert shelved() == table_ids(tmp_path / "table") == sample.ids
-    left = list((tmp_path / "table").rglob("parked-*"))
+    assert pair.is_complete()
+    left = list((pair.folder / "table").rglob("parked-*"))
     assert left == [], "what the sink holds is not kept"
 
 
-def test_an_epoch_repeated_without_a_sink_is_no_failure_of_the_run(
-    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
-) -> None:
-    sinks = (
-        DeltaSinkOptions("table", str(tmp_path / "table")),
-        ShelfOptions("shelf", str(tmp_path / "shelf"), required=False),
-    )
-    spec = make_options(max_files=1, attempts=0, sinks=sinks)
-    fill(sample, 0)
+def test_an_epoch_repeated_without_a_sink_is_no_failure_of_the_run(pair: Pair) -> None:
+    pair.fill(0)
     break_sink("stager.write", RuntimeError("odd"), FOR_EVER)
-    assert run_once(spec).exit_code == 0
-    assert table_ids(tmp_path / "table") == sample.ids
+    assert run_once(pair.options(required=False, attempts=0)).exit_code == 0
+    assert pair.table_is_complete()
