@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import TypeVar
 
 from firnline import faults
@@ -16,6 +17,7 @@ from tests.support.proof import covered
 
 World = TypeVar("World")
 PATIENCE_SECONDS = 60
+NO_POINTS: Mapping[str, int] = MappingProxyType({})
 # A kill inside one of these leaves what a kill beside it leaves, and at most a temporary file or an empty folder more.
 _HELPERS = ("storage.folder.", "storage.publish.", "store.publish.")
 
@@ -26,6 +28,7 @@ def kill_at_every_point(
     check: Callable[[World, str], None],
     *,
     points: Collection[str] = (),
+    varying: Mapping[str, int] = NO_POINTS,
     most: int | None = None,
     helpers: bool = True,
 ) -> Counter[str]:
@@ -36,6 +39,7 @@ def kill_at_every_point(
         work: What is killed; `functools.partial` of a module's function, so that a child can be handed it.
         check: Finishes what was broken and compares; its second argument says where the work was killed.
         points: Kill at no other points; empty means at all that the work reaches.
+        varying: Points whose number of calls depends on timing, with the number that is always reached.
         most: How many calls of each point are killed; the first, the last and some between. None means all.
         helpers: Whether points inside storage helpers count, too.
 
@@ -46,7 +50,7 @@ def kill_at_every_point(
     reached = count_points(work, world)
     check(world, "not killed")
     for point, calls in steps(reached, helpers=helpers):
-        for nth in spread(calls, most) if not points or point in points else ():
+        for nth in spread(min(calls, varying.get(point, calls)), most) if not points or point in points else ():
             world = prepare()
             kill(f"{point}:{nth}", work, world)
             check(world, f"killed at {point}, call {nth}")
