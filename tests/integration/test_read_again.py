@@ -174,6 +174,7 @@ def test_a_replay_whose_stored_records_are_gone_is_answered_and_loses_nothing_el
     inbox.put("c.json", '{"id": 5, "v": "z"}')
     inbox.run()
     assert [row[0] for row in inbox.rows("id")] == [1, 3, 5]
+    assert "records not read again: they stay in quarantine" in caplog.messages
     assert inbox.open().requests.load() == []
     for path, data in stored.items():
         path.write_bytes(data)
@@ -349,7 +350,9 @@ def test_blocks_of_csv_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(block.first_record, block.records) for block in blocks] == [(0, 1), (1, 2), (3, 1)]
 
 
-def test_csv_records_quarantined_without_their_header_are_refused(inbox: Inbox) -> None:
+def test_csv_records_quarantined_without_their_header_are_refused(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
     """As by an older version; and rows of Parquet files."""
     csv = csv_inbox(inbox)
     for path in Path(inbox.table).rglob("quarantine/*.parquet"):
@@ -363,6 +366,9 @@ def test_csv_records_quarantined_without_their_header_are_refused(inbox: Inbox) 
         inbox.ask_replay(**settings)  # of one who saw another spec
         inbox.run(**settings)
         assert (inbox.rows("id"), inbox.bad(), inbox.open().requests.load()) == (rows, bad, [])
+    logged = [vars(record)["reason"] for record in caplog.records if "stay in quarantine" in record.getMessage()]
+    ends = ("its header is not in the quarantine", "a row of a Parquet file is not decoded alone")
+    assert [reason.partition(": ")[2] for reason in logged] == list(ends)
 
 
 # -- files --------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from firnline.sources.files.growth import (
     read_tail,
 )
 from firnline.sources.files.listing import Scope, is_gone, list_files
-from firnline.sources.files.messages import FileReaderSettings
+from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.sources.known import KnownFiles
@@ -451,6 +451,11 @@ class FileSource(Source):
                     "last line is incomplete; it is read when the file has grown",
                     extra={"file": record["path"], "line": line},
                 )
+        quarantined = {item["path"] for split in plan.splits for item in split.inputs if "quarantine" in item}
+        for outcome in map(FileOutcome.from_json, outcomes):
+            if outcome.failed is not None and outcome.path in quarantined:
+                facts = {"file": outcome.path, "reason": outcome.failed}
+                logger.warning("records not read again: they stay in quarantine", extra=facts)
         return state.to_json(), [*plan.notes.get("records", []), *records]
 
     def too_young(self) -> TooYoung | None:
