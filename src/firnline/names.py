@@ -188,6 +188,7 @@ def parked_name(attempt: str, unique: str) -> str:
     return f"parked-{attempt}-{unique}.arrow"
 
 
+_ANSWERS = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.answers\.json")
 _DEAD_LETTER = re.compile(r"([0-9]{20})-([0-9a-f]{16})-[0-9]{12}\.json")
 
 
@@ -199,6 +200,17 @@ def dead_letter_name(epoch: int, attempt: str, first_row: int) -> str:
 def dead_letter_attempt(key: str) -> tuple[int, str] | None:
     """The epoch and attempt of a file of dead letters; None for any other file."""
     match = _DEAD_LETTER.fullmatch(key.rsplit("/", 1)[-1])
+    return (int(match[1]), match[2]) if match else None
+
+
+def answers_name(epoch: int, attempt: str) -> str:
+    """The file name of the list of dead letters that an epoch answers."""
+    return f"{epoch:020d}-{attempt}.answers.json"
+
+
+def answers_attempt(key: str) -> tuple[int, str] | None:
+    """The epoch and attempt of a list of answered dead letters; None for any other file."""
+    match = _ANSWERS.fullmatch(key.rsplit("/", 1)[-1])
     return (int(match[1]), match[2]) if match else None
 
 

@@ -40,6 +40,7 @@ COMMANDS = (
     ("state", "state:app", "Show or export an operator's state, now or after an earlier epoch."),
     ("rescale", "rescale:app", "Change the number of shards of operators' state without rewriting it."),
     ("sinks", "sinks:app", "List the sinks of a pipeline; copy one anew, let one go on, forget one."),
+    ("dead-letters", "dead_letters:app", "List rows that a sink refused; deliver them once more or drop them."),
     ("files", "files:app", "List files with their state; retry or drop files that were set aside."),
     ("ledger", "ledger:app", "Repair a ledger that has a missing or damaged file."),
     ("quarantine", "quarantine:app", "Show records that could not be decoded."),

@@ -33,6 +33,14 @@ Examples:
   firnline sinks list
   firnline sinks resync events --from orders --yes
 """
+LIST_EPILOGUE = (
+    EPILOGUE.partition("Examples:")[0]
+    + """\
+Examples:
+  firnline sinks list
+  firnline sinks list pipeline.yml --json
+"""
+)
 EDIT_EPILOGUE = """\
 The command is an epoch that reads nothing: a checkpoint remembers it. While a
 run is alive, the command is refused (exit code 6): stop the run first, or end
@@ -65,7 +73,7 @@ app = App(name="sinks", help_epilogue=EPILOGUE, help="List the sinks of a pipeli
 SinkName = Annotated[str, Parameter(help="The name of the sink.")]
 
 
-@app.command(name="list", help_epilogue=EPILOGUE)
+@app.command(name="list", help_epilogue=LIST_EPILOGUE)
 def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
     """List the sinks with their heads."""
     pipeline = load_pipeline(spec)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from firnline.checkpoint.codec import seal, short_number, unseal
 from firnline.checkpoint.model import Checkpoint
@@ -157,6 +158,24 @@ class EpochRows:
                 yield self.shape.apply(part, number, self.dead)
                 number += part.num_rows
 
+    def take(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the rows with these numbers, shaped, in this order. None of them is a dead letter yet.
+
+        Raises:
+            DamagedError: a file of the outbox is missing or damaged.
+        """
+        wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
+        taken: list[int] = []
+        for part in self.read(min(numbers)):
+            mask = pc.is_in(part.numbers, wanted)
+            if pc.any(mask).as_py():
+                found.append(pa.Table.from_batches([part.batch.filter(mask)]))
+                taken += part.numbers.filter(mask).to_pylist()
+            if part.end > max(numbers):
+                break
+        places = {number: place for place, number in enumerate(taken)}
+        return pa.concat_tables(found).take(pa.array([places[number] for number in numbers], pa.int64()))
+
     def event_ids(self, numbers: pa.Array) -> pa.Array:
         """Return the ids of events: `<pipeline>/<epoch>/<port>/<index>`."""
         return self.shape.event_ids(self.id_prefix, numbers)
@@ -245,7 +264,7 @@ class EpochDelivery:
                 sink=self.rows.sink,
                 epoch=self.rows.epoch,
             )
-        self.dead_letters.put(bad)
+        self.dead_letters.put(bad, self.rows.take([letter.row for letter in bad]))
 
     def without(self, bad: Sequence[DeadLetter]) -> EpochDelivery:
         """Return the delivery without these rows, which `refuse` has made durable."""

@@ -23,14 +23,25 @@ class KnownSink:
     born: int  # the epoch after which it began: it gets every later one
     held: int  # the newest epoch that it was seen to hold
     set_aside: str = ""  # why it gets nothing until somebody resyncs it; empty: it is not set aside
+    answers: str = ""  # the attempt of the newest epoch that answered dead letters of it; empty: none did
 
     def to_json(self) -> dict[str, Json]:
-        reason = {"set_aside": self.set_aside} if self.set_aside else {}
-        return {"target": self.target, "born": self.born, "held": self.held, **reason}
+        found: dict[str, Json] = {"target": self.target, "born": self.born, "held": self.held}
+        if self.set_aside:
+            found["set_aside"] = self.set_aside
+        if self.answers:
+            found["answers"] = self.answers
+        return found
 
     @classmethod
     def from_json(cls, value: Json) -> KnownSink:
-        return cls(str(value["target"]), int(value["born"]), int(value["held"]), str(value.get("set_aside", "")))
+        return cls(
+            target=str(value["target"]),
+            born=int(value["born"]),
+            held=int(value["held"]),
+            set_aside=str(value.get("set_aside", "")),
+            answers=str(value.get("answers", "")),
+        )
 
 
 def known_sinks(checkpoint: Checkpoint | None) -> dict[str, KnownSink]:

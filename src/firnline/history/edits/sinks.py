@@ -6,7 +6,7 @@ one sink: they wait in the outbox, and are delivered like any others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +23,7 @@ from firnline.run.joining import committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.dead_letters import settle
 from firnline.sinks.known import KnownSink, known_sinks
 from firnline.sinks.outbox_rows import OutboxStager, outbox_target
 from firnline.storage import normalise
@@ -93,6 +94,9 @@ class SinkEdit:
 
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             head = pipeline.deciding.load()
+            known = known_sinks(head.checkpoint).get(self._name)
+            if known is not None:  # what it remembers of answered dead letters goes with it
+                settle(pipeline.storage, pipeline.options.name, self._name, known)
             entry = self._entry(head, generation, run, tell)
             rows[:] = [sum(int(file["rows"]) for file in entry.staged.get(self._name, []))]
             return entry, pipeline.deciding.load_committed()
@@ -153,11 +157,11 @@ class SinkEdit:
         staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
         schemas: dict[str, list[dict[str, Json]]] = {}
         shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
-        target = self._find_known(head).target
+        before = replace(self._find_known(head), set_aside="")
         if self._action == "resume":
-            known[self._name] = KnownSink(target, born=epoch, held=epoch).to_json()
+            known[self._name] = replace(before, born=epoch, held=epoch).to_json()
         elif self._action == "resync":
-            known[self._name] = KnownSink(target, born=head.epoch, held=head.epoch).to_json()
+            known[self._name] = replace(before, born=head.epoch, held=head.epoch).to_json()
             staged[self._name], schema = self._copy(checkpoint.attempt)
             schemas[self._name] = schema_to_json(schema)
             tell(f"copied {sum(int(file['rows']) for file in staged[self._name])} rows into the outbox")
@@ -175,19 +179,36 @@ class SinkEdit:
 
     def _copy(self, attempt: str) -> tuple[list[dict[str, Json]], pa.Schema]:
         """Copy the rows of the other sink into the outbox; returns the files and the columns."""
-        home = self._pipeline.options.home
-        folder = outbox_folder(self._pipeline.options.name)
-        outbox = {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": folder}
-        stager = OutboxStager(outbox_target(self._name, outbox, ""), attempt)
         schema = pa.schema([])
-        try:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            nonlocal schema
             for batch in self._find_source().read_rows():
                 schema = batch.schema
-                stager.write(batch)
-            return stager.close(), schema
-        except OSError as error:
-            stager.discard()
-            raise SinkError(f"the outbox cannot be written: {error}") from error
-        except BaseException:
-            stager.discard()
-            raise
+                yield batch
+
+        return stage_rows(self._pipeline, self._name, attempt, batches()), schema
+
+
+def stage_rows(
+    pipeline: OpenPipeline, sink: str, attempt: str, batches: Iterable[pa.RecordBatch]
+) -> list[dict[str, Json]]:
+    """Stage rows for one follower in the outbox; returns the files.
+
+    Raises:
+        SinkError: the outbox cannot be written.
+    """
+    home = pipeline.options.home
+    folder = outbox_folder(pipeline.options.name)
+    outbox = {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": folder}
+    stager = OutboxStager(outbox_target(sink, outbox, ""), attempt)
+    try:
+        for batch in batches:
+            stager.write(batch)
+        return stager.close()
+    except OSError as error:
+        stager.discard()
+        raise SinkError(f"the outbox cannot be written: {error}") from error
+    except BaseException:
+        stager.discard()
+        raise

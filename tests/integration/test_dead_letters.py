@@ -1,0 +1,168 @@
+"""Dead letters are listed, delivered once more exactly once, and dropped; values keep their types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from firnline.checkpoint.codec import parse
+from firnline.errors import ConfigError
+from firnline.history.dead_letters import LetterFilter, load_dead_letters
+from firnline.history.edits.dead_letters import LetterEdit
+from firnline.history.edits.sinks import SinkEdit
+from firnline.names import dead_letters_folder
+from firnline.options import OutboxOptions, PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.dead_letters import DeadLetter, LetterFile
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.types import Json
+from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.samples import SampleInput
+from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
+
+
+@pytest.fixture(autouse=True)
+def kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_sqlite(monkeypatch)
+
+
+@pytest.fixture
+def options(make_options: MakeOptions, tmp_path: Path) -> PipelineOptions:
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), refused=3, on_bad_row="dead_letter")
+    return make_options(max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+
+
+def corrected(options: PipelineOptions, **settings: object) -> PipelineOptions:
+    """The same pipeline with a sink that takes every row."""
+    table, copy = options.sinks
+    return replace(options, sinks=(table, replace(copy, **{"refused": None, **settings})))  # type: ignore[arg-type]
+
+
+def letters(options: PipelineOptions) -> list[dict[str, Json]]:
+    return load_dead_letters(open_pipeline(options))
+
+
+def retry(options: PipelineOptions) -> int:
+    return LetterEdit(open_pipeline(options), "retry").perform("person")[0].letters
+
+
+def test_a_letter_is_delivered_once_more_and_once_only(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    (letter,) = letters(options)
+    assert (letter["sink"], letter["epoch"], letter["reason"], letter["values"]["id"]) == ("copy", 1, "refused", 3)
+    assert retry(corrected(options)) == 1
+    assert letters(options) == []
+    with pytest.raises(ConfigError, match="no dead letter is left"):
+        retry(corrected(options))
+    sample.add("f2.json", 10)
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_letter_that_is_refused_again_is_a_letter_of_the_new_epoch(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    retry(options)
+    run_to_end(options)
+    (letter,) = letters(options)
+    assert (letter["epoch"], letter["row"], letter["values"]["id"]) == (2, 0, 3)
+    retry(corrected(options))
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_dropped_letter_is_gone_with_its_values(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    plan, _ = LetterEdit(open_pipeline(options), "drop", LetterFilter(reason="REFUS")).perform("person")
+    assert plan.plan == [{"sink": "copy", "epoch": 1, "reason": "refused", "letters": 1}]
+    run_to_end(corrected(options))
+    assert letters(options) == []
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids - Counter([3])
+    files = list((tmp_path / "table" / dead_letters_folder("demo", "copy")).iterdir())
+    assert [parse(path.read_bytes(), "file")["letters"] for path in files] == [[]]
+
+
+def test_a_letter_of_masked_rows_is_masked_once(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
+    sample.add("f1.json", 5, text="secret")
+    masked = corrected(options, refused=3, mask={"text": "hash"}, where="id < 4")
+    run_to_end(masked)
+    (before,) = letters(masked)
+    retry(corrected(masked))
+    run_to_end(corrected(masked))
+    (row,) = [row for row in sqlite_rows(tmp_path / "copy.db") if row["id"] == 3]
+    assert row["text"] == before["values"]["text"]
+    assert sqlite_ids(tmp_path / "copy.db") == Counter([1, 2, 3])
+
+
+def test_a_sink_that_went_back_after_a_retry_gets_the_row_once(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    retry(corrected(options))
+    run_to_end(corrected(options))
+    (tmp_path / "copy.db").unlink()  # epoch 1 is delivered again, without the letter, and so is the retry
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_answered_letters_go_when_their_epoch_can_no_longer_be_delivered(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    small = replace(options, outbox=OutboxOptions(keep=timedelta(0)))
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(small)
+    retry(corrected(small))
+    for number in (4, 5):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(corrected(small))
+    SinkEdit(open_pipeline(corrected(small)), "resume", "copy").perform("person")
+    assert list((tmp_path / "table" / dead_letters_folder("demo", "copy")).iterdir()) == []
+
+
+def test_a_sink_that_is_unknown_or_left_the_spec_is_named(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    with pytest.raises(ConfigError, match="no sink 'cpoy'"):
+        LetterEdit(open_pipeline(options), "retry", LetterFilter("cpoy")).plan()
+    alone = replace(options, sinks=options.sinks[:1])
+    SinkEdit(open_pipeline(alone), "forget", "copy").perform("person")
+    with pytest.raises(ConfigError, match="does not deliver to sink 'copy'"):
+        LetterEdit(open_pipeline(alone), "retry").plan()
+    LetterEdit(open_pipeline(alone), "drop").perform("person")
+    assert letters(alone) == []
+    assert list((tmp_path / "table" / dead_letters_folder("demo", "copy")).glob("*.answers.json")) == []
+
+
+def test_values_keep_their_types() -> None:
+    rows = pa.table(
+        {
+            "amount": pa.array([Decimal("1.10"), None], pa.decimal128(38, 2)),
+            "at": pa.array([datetime(2026, 1, 2, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC")),
+            "raw": pa.array([b"\x00\xff", b""], pa.binary()),
+            "deep": pa.array([{"n": [2**62]}, None], pa.struct({"n": pa.list_(pa.int64())})),
+        }
+    )
+    file = LetterFile("p", "s", 4, "a" * 16, [DeadLetter(7, "r", {}), DeadLetter(9, "r", {})], rows, {})
+    again = LetterFile.from_bytes(file.to_bytes(), "file")
+    assert again.rows.equals(rows)
+    rest = LetterFile.from_bytes(again.without([7], "drop", 5).to_bytes(), "file")
+    assert rest.rows.equals(rows.slice(1))
+    assert ([letter.row for letter in rest.letters], list(rest.answered)) == ([9], [7])
