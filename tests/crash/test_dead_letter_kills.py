@@ -9,11 +9,11 @@ import pytest
 
 from firnline.errors import ConfigError, FencedError
 from firnline.history.dead_letters import load_dead_letters
-from firnline.history.edits import dead_letters as edits
 from firnline.history.edits.dead_letters import LetterEdit
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
+from firnline.sinks.dead_letters import Answers
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
@@ -73,14 +73,14 @@ def test_of_two_retries_at_once_one_delivers(
     sample.add("1.json", 6)
     run_to_end(pipeline_in(tmp_path, make_options, REFUSED))
     options = pipeline_in(tmp_path, make_options, None)
-    put = edits.Answers.put
+    put = Answers.put
     rivals = iter([lambda: retry(options)])
 
-    def put_and_lose(self: edits.Answers, storage: object) -> None:
+    def put_and_lose(self: Answers, storage: object) -> None:
         put(self, storage)  # type: ignore[arg-type]
         next(rivals, lambda: None)()  # the rival decides between our list and our decision
 
-    monkeypatch.setattr(edits.Answers, "put", put_and_lose)
+    monkeypatch.setattr(Answers, "put", put_and_lose)
     with pytest.raises(FencedError):
         retry(options)
     run_to_end(options)
