@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks import (
     cases,
+    delivery,
     kafka_sink,
     kafka_source,
     postgres_sink,
@@ -58,6 +59,7 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "redis-sink": redis_sink.redis_sink,
     "kafka-sink": kafka_sink.kafka_sink,
     "postgres-sink": postgres_sink.postgres_sink,
+    "delivery": delivery.delivery,
     "keyed-aggregation": state.keyed_aggregation,
     "state-size": state.state_size,
     "checkpoint-bytes": state.checkpoint_bytes,
