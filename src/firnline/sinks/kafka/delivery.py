@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +124,7 @@ class _RowWriter:
         self._lane = lane
         self._cluster = cluster
         self._epoch = epoch
+        self._topic = str(epoch.shape["topic"])
         if lane.encoder is None or lane.encoder.shape != epoch.shape:
             lane.encoder = MessageEncoder(epoch.shape)
         self._encoder = lane.encoder
@@ -156,24 +158,23 @@ class _RowWriter:
         return end
 
     def _produce(self, transaction: Transaction, messages: Messages, count: int) -> None:
-        """Hand the first `count` messages to the client, one call for each."""
+        """Hand the first `count` messages to the client, one call for each. It takes bytes faster than text."""
         rows = self._epoch.rows
         values = messages.values.slice(0, count).to_pylist()
-        keys = messages.keys.slice(0, count).to_pylist() if messages.keys is not None else [None] * count
-        ids = rows.event_ids(messages.numbers.slice(0, count)).to_pylist()
-        if messages.topics is not None:
-            topics: list[str] = messages.topics.slice(0, count).to_pylist()
-        else:
-            topics = [str(self._epoch.shape["topic"])] * count
-        pipeline, epoch = ("firnline-pipeline", rows.pipeline), ("firnline-epoch", str(rows.epoch))
-        origins = _origins(messages, count)
+        keys = messages.keys.slice(0, count).to_pylist() if messages.keys is not None else repeat(None, count)
+        ids = rows.event_ids(messages.numbers.slice(0, count)).cast(pa.binary()).to_pylist()
+        topics = repeat(self._topic, count) if messages.topics is None else messages.topics.slice(0, count).to_pylist()
+        pipeline = ("firnline-pipeline", rows.pipeline.encode())
+        epoch = ("firnline-epoch", str(rows.epoch).encode())
+        headers: Iterable[list[tuple[str, bytes]]] = ([("firnline-id", number), pipeline, epoch] for number in ids)
+        if (origins := _origins(messages, count)) is not None:
+            headers = ([*first, *second] for first, second in zip(headers, origins, strict=True))
         produce, wait = transaction.produce, transaction.wait_for_room
         with self._lane.lost_unless_answered("the write of rows"):
-            for topic, value, key, number, origin in zip(topics, values, keys, ids, origins, strict=True):
-                headers = [("firnline-id", number), pipeline, epoch, *origin]
+            for topic, value, key, marks in zip(topics, values, keys, headers, strict=True):
                 while True:
                     try:
-                        produce(topic, value, key, headers=headers)
+                        produce(topic, value, key, headers=marks)
                         break
                     except BufferError:
                         wait()
@@ -188,14 +189,15 @@ def _ahead(parts: Iterator[Messages]) -> Iterator[Messages]:
             yield part
 
 
-def _origins(messages: Messages, count: int) -> list[tuple[tuple[str, str], ...]]:
-    """Return the headers with each row's source position; none if the rows do not say it."""
+def _origins(messages: Messages, count: int) -> list[list[tuple[str, bytes]]] | None:
+    """Return the headers with each row's source position; None if the rows do not say it."""
     if messages.files is None or messages.records is None:
-        return [()] * count
-    pairs = zip(messages.files.slice(0, count).to_pylist(), messages.records.slice(0, count).to_pylist(), strict=True)
+        return None
+    files = messages.files.slice(0, count).cast(pa.binary()).to_pylist()
+    records = messages.records.slice(0, count).cast(pa.string()).cast(pa.binary()).to_pylist()
+    pairs = zip(files, records, strict=True)
     return [
-        (("firnline-file", file), ("firnline-record", str(record))) if file is not None else ()
-        for file, record in pairs
+        [("firnline-file", file), ("firnline-record", record)] if file is not None else [] for file, record in pairs
     ]
 
 
