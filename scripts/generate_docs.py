@@ -146,7 +146,7 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 def metrics_page() -> str:
     from firnline.clock import monotonic
     from firnline.committer.service import CommitterObserver
-    from firnline.run.observer import Comparison, EpochFacts
+    from firnline.run.observer import Comparison, EpochFacts, SinkLag
     from firnline.service.health import CommitterHealth
     from firnline.service.metrics import PipelineMetrics, StagingMetrics
     from firnline.sources.base import Backlog
@@ -159,6 +159,7 @@ def metrics_page() -> str:
     running.backlog(Backlog(0, 0))
     running.replication(Replication("remote", "", 1))
     running.held_up((1, 1))
+    running.sinks([SinkLag("topic", 1, 0, 0)])
     running.reconciled(Comparison())
     lines = [NOTE, "# Metrics and health\n"]
     lines.append(

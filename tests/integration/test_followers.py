@@ -14,9 +14,12 @@ from firnline.history.edits.restore import restore_savepoint
 from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
 from firnline.history.savepoints.create import create_savepoint
-from firnline.history.sinks import load_sinks
+from firnline.history.sinks import find_next_tries, load_sinks
+from firnline.history.status import load_status
 from firnline.options import OutboxOptions, PipelineOptions
+from firnline.run.observer import SinkLag
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.status import load_runs
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.known import find_away
@@ -420,12 +423,38 @@ def test_the_sinks_of_a_pipeline_are_listed_with_what_they_lack(
     (tmp_path / f"copy.db{DOWN}").touch()
     sample.add("f2.json", 10)
     run_to_end(options)
+    _, (_, unread) = load_sinks(open_pipeline(options))
+    assert (unread["epoch"], unread["next_try_at"]) == (None, None), "no run is alive"
+    assert unread["last_known_epoch"] + unread["epochs_behind"] == 2, "by what the newest checkpoint knows"
+    status = load_status(open_pipeline(options))
+    assert status.sinks[1]["epochs_behind"] == unread["epochs_behind"] > 0
+    sizes = [file.stat().st_size for file in outbox_files(tmp_path)]
+    assert status.outbox == {"files": 2, "size_bytes": sum(sizes)}
     (tmp_path / f"copy.db{DOWN}").unlink()
     epoch, (table, copy) = load_sinks(open_pipeline(options))
     assert (epoch, table["decides"], table["epochs_behind"]) == (2, True, 0)
     assert (copy["epoch"], copy["epochs_behind"], copy["delivery"]) == (1, 1, "exactly-once")
     assert copy["bytes_behind"] > 0
     assert "is down" in copy["error"]
+
+
+def test_a_run_reports_how_far_its_sinks_are_behind_and_when_it_tries_again(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=False))
+    down = tmp_path / f"copy.db{DOWN}"
+    down.touch()
+    sample.add("f1.json", 10)
+    sample.add("f2.json", 10)
+    lag = run_once(options).told.sink_lags[-1]
+    assert lag == SinkLag("copy", 0, 2, sum(file.stat().st_size for file in outbox_files(tmp_path)))
+    pipeline = open_pipeline(options)
+    record = load_runs(pipeline.storage, "demo")[0]
+    assert set(record["sinks_next_try"]) == {"copy"}
+    alive = {**record, "status": "running", "host": "elsewhere", "updated_at": pipeline.clock.now().isoformat()}
+    assert find_next_tries([alive]) == record["sinks_next_try"]
+    down.unlink()
+    assert run_once(options).told.sink_lags[-1] == SinkLag("copy", 2, 0, 0)
 
 
 def test_a_savepoint_has_no_rows_of_followers_and_its_restore_leaves_them(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import FirnlineError
 from firnline.options import BatchOptions, CheckpointOptions, Home, PipelineOptions, RestartOptions, StateOptions
-from firnline.run.observer import Comparison, EpochFacts, Observer
+from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.base import Head
@@ -92,9 +92,13 @@ class Recorder(Observer):
         self.grown: list[str] = []
         self.starts: list[Head] = []
         self.lags: list[Replication] = []
+        self.sink_lags: list[SinkLag] = []
 
     def started(self, run: str, held: Head) -> None:
         self.starts.append(held)
+
+    def sinks(self, lags: Sequence[SinkLag]) -> None:
+        self.sink_lags += lags
 
     def replication(self, lag: Replication) -> None:
         self.lags.append(lag)

@@ -17,7 +17,7 @@ from firnline.cli.output import count_text, log_text, size_text, time_text
 from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued, add_rescued
-from firnline.run.observer import Comparison, EpochFacts, Observer, took_ms
+from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 from firnline.sources.group import EpochPlan
@@ -57,6 +57,7 @@ class RunTotals(Observer):
     copies_failing: dict[str, str] = field(default_factory=dict)  # store, local or remote -> why
     quarantined: Counter[str] = field(default_factory=Counter)
     rescued: list[Rescued] = field(default_factory=list)  # by source and column
+    lags: tuple[SinkLag, ...] = ()  # of further sinks
     deliveries: Counter[str] = field(default_factory=Counter)  # epochs by further sink
     waiting: Backlog | None = None
     unreachable: list[str] = field(default_factory=list)  # why sources cannot be read at present
@@ -144,6 +145,21 @@ class RunTotals(Observer):
 
     def delivered(self, sink: str, epoch: int) -> None:
         self.deliveries[sink] += 1
+
+    def sinks(self, lags: Sequence[SinkLag]) -> None:
+        self.lags = tuple(lags)
+
+    @property
+    def lagging(self) -> list[str]:
+        """The sinks that are set aside or lack more than the epoch that is on its way, in words."""
+        found = []
+        for lag in self.lags:
+            if lag.set_aside:
+                found.append(f"{lag.sink} is set aside")
+            elif lag.epochs_behind > 1:
+                size = f" ({size_text(lag.bytes_behind)})" if lag.bytes_behind else ""
+                found.append(f"{lag.sink} is {count_text(lag.epochs_behind, 'epoch')}{size} behind")
+        return found
 
     def backlog(self, backlog: Backlog) -> None:
         self.waiting = backlog
@@ -552,7 +568,8 @@ class LiveDisplay:
         if totals.state_bytes is not None:
             numbers += f"   state {size_text(totals.state_bytes)}"
         style = "yellow" if self._stopping or totals.doing.startswith("retries") else "dim"
-        return Group(Text(numbers), grid, Text(doing, style=style))
+        lines = [Text(f"sink {words}", style="yellow") for words in totals.lagging]
+        return Group(Text(numbers), grid, *lines, Text(doing, style=style))
 
 
 class _DisplayHandler(logging.Handler):

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.consent import Consent
-from firnline.cli.output import count_text, say
+from firnline.cli.output import count_text, say, size_text
 from firnline.cli.table import Column
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ outbox.max_bytes is set aside: it gets nothing until `resync` or `resume`.
 
 Output of `list` (JSON: pipeline, epoch, sinks [...] with these fields):
   name, type, location, required, decides, epoch (the newest that it holds),
-  epochs_behind, bytes_behind (null: not known), set_aside (the reason, or
-  null), error (why it cannot be read or written), delivery
+  last_known_epoch (of a sink that cannot be read: what the newest checkpoint
+  knows, and the lag with it), epochs_behind, bytes_behind (null: not known),
+  set_aside (the reason, or null), error (why it cannot be read or written),
+  next_try_at (while a run is alive), delivery
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -61,11 +63,11 @@ Examples:
 COLUMNS = (
     Column("name"),
     Column("type", drop=2),
-    Column("epoch", right=True),
-    Column("epochs_behind", "behind", right=True),
-    Column("bytes_behind", "bytes", right=True, drop=3),
+    Column("holds", "epoch", right=True),
+    Column("lacks", "behind", right=True),
+    Column("waiting", right=True, drop=1),
     Column("state", cut="right"),
-    Column("location", cut="left", drop=1),
+    Column("location", cut="left", drop=3),
 )
 
 app = App(name="sinks", help_epilogue=EPILOGUE, help="List the sinks of a pipeline; copy, resume or forget one.")
@@ -88,8 +90,16 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
         row["state"] = away or row["error"] or ("decides" if row["decides"] else "in sync")
         if row["state"] == "in sync" and row["epochs_behind"]:
             row["state"] = "catching up"
+        is_read = row["epoch"] is not None  # otherwise the newest checkpoint says what it held, or more by now
+        row["holds"] = row["epoch"] if is_read else _bound("≥", row["last_known_epoch"])
+        row["lacks"] = row["epochs_behind"] if is_read else _bound("≤", row["epochs_behind"])
+        row["waiting"] = size_text(row["bytes_behind"]) if row["bytes_behind"] else ""
     common.out.table(COLUMNS, rows)
     return 0
+
+
+def _bound(sign: str, number: object) -> str | None:
+    return None if number is None else f"{sign} {number}"
 
 
 @app.command(help_epilogue=EDIT_EPILOGUE.replace("{verb}", "resync"))

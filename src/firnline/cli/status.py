@@ -58,9 +58,11 @@ it cannot be read). Ctrl-C ends it with exit code 130.
 
 Output (JSON fields):
   pipeline, table, table_version
-  sinks         [{name, location, version, epoch (null if the sink cannot be
-                read), required, epochs_pending, epochs_behind,
-                bytes_behind, error, set_aside (the reason, or null),
+  sinks         [{name, type, location, version, epoch (null if the sink cannot
+                be read), last_known_epoch (of a sink that cannot be read: what
+                the newest checkpoint knows), required, epochs_pending,
+                epochs_behind, bytes_behind, error, next_try_at (while a run is
+                alive), set_aside (the reason, or null),
                 write (append, upsert)}];
                 pending: staged, and not yet committed by `firnline committer`;
                 behind: decided, and waiting for the sink, with the last error;
@@ -134,8 +136,10 @@ Output (JSON fields):
                 restarts, exit_code, waiting_for, paused, host, pid, user,
                 resumed_after, recovery_path, state_recovery_path,
                 replication_lag_seconds, replication_epochs_behind,
-                copies_failing {path: reason},
-                sinks_failing {sink: reason}, last_restarts}]
+                copies_failing {path: reason}, sinks_failing {sink: reason},
+                sinks_next_try {sink: time}, last_restarts}]
+  outbox        {files, size_bytes}: rows for the sinks that do not decide; they
+                stay for outbox.keep after delivery; null with one sink
   lease         {holder, host, pid, user, token, taken_at, renewed_at,
                 renewed_seconds_ago, lease_seconds, writes, released,
                 start}; or {unreadable}. Ages compare the clocks of two
@@ -291,23 +295,34 @@ def _loss_text(report: PipelineStatus) -> str:
 
 def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     """Say what a sink holds, and why it is behind: it gets an epoch once the deciding table's log holds it."""
-    error = f" ({sink['error']})" if sink["error"] else ""
-    where = f", in {sink['location']}"
+    is_table = sink["type"] == "delta"
+    where = f", in {sink['location']}" if is_table else f", at {sink['location']}"
+    again = f"; next try {_when(sink['next_try_at'])}" if sink["next_try_at"] else ""
+    error = f": {sink['error']}{again}" if sink["error"] else ""
     if sink["set_aside"]:
         return f"set aside: {sink['set_aside']}; copy it anew: firnline sinks resync {sink['name']}"
-    if sink["epoch"] is None:
-        return f"cannot be read{error}{where}"
-    version = f", version {sink['version']}" if sink["version"] is not None else ""
     optional = "" if sink["required"] else ", optional"
+    behind = count_text(sink["epochs_behind"] or 0, "epoch")
+    if sink["bytes_behind"]:
+        behind = f"{behind} ({size_text(sink['bytes_behind'])})"
+    if sink["epoch"] is None:
+        known = ""
+        if sink["last_known_epoch"] is not None:
+            known = f", held epoch {sink['last_known_epoch']} when last seen, up to {behind} behind"
+        return f"cannot be read{known}{optional}{where}{error}"
+    version = f", version {sink['version']}" if is_table and sink["version"] is not None else ""
     if not sink["epochs_behind"]:
         return f"in sync at epoch {sink['epoch']}{version}{optional}{where}"
     deciding = report.sinks[0]
     staged = sink["epoch"] >= deciding["epoch"] - deciding["epochs_pending"]
     why = f", waits for the committer of {deciding['name']} and then for a run" if staged else ""
-    behind = count_text(sink["epochs_behind"], "epoch")
-    if sink["bytes_behind"]:
-        behind = f"{behind} ({size_text(sink['bytes_behind'])})"
-    return f"{behind} behind, at epoch {sink['epoch']}{version}{optional}{why}{error}{where}"
+    return f"{behind} behind, at epoch {sink['epoch']}{version}{optional}{why}{where}{error}"
+
+
+def _when(moment: str) -> str:
+    """Return how far a moment lies ahead."""
+    seconds = (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
+    return f"in {time_text(seconds)}" if seconds > 0 else "now"
 
 
 def _sink_label(sink: dict[str, Any]) -> str:
@@ -374,6 +389,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
         "rows": _rows_text(report),
         **{f"source {source['name']}": _source_text(source) for source in report.sources},
         **{_sink_label(sink): _sink_text(report, sink) for sink in report.sinks},
+        **({"outbox": _outbox_text(report.outbox)} if report.outbox else {}),
         "set aside": _set_aside_text(report),
         **_differences(report),
     }
@@ -383,6 +399,10 @@ def _show(out: Output, report: PipelineStatus) -> None:
     if report.runs:
         out.line()
         out.table(RUN_COLUMNS, report.runs[:RUNS_SHOWN])
+
+
+def _outbox_text(outbox: dict[str, Any]) -> str:
+    return f"{count_text(outbox['files'], 'file')}, {size_text(outbox['size_bytes'])}" if outbox["files"] else "empty"
 
 
 def _state_text(report: PipelineStatus) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.run.commits import staged_for
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.status import load_runs
+from firnline.run.status import has_died, load_runs
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.known import find_away, known_sinks
 from firnline.types import Json
@@ -16,6 +16,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
     head = pipeline.load()
     runs = load_runs(pipeline.storage, pipeline.options.name)
     failing = runs[0].get("sinks_failing") or {} if runs else {}
+    tries = find_next_tries(runs)
     away = find_away(head.checkpoint)
     kinds = {options.name: options.type for options in pipeline.options.ordered_sinks}
     rows = [
@@ -27,7 +28,8 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "decides": sink is pipeline.deciding,
             "delivery": sink.capabilities.delivery.value,
             "set_aside": away.get(sink.name),
-            **_head_of(pipeline, sink, head, failing.get(sink.name)),
+            **(found := _head_of(pipeline, sink, head, failing.get(sink.name))),
+            "next_try_at": tries.get(sink.name) if found["error"] else None,
         }
         for sink in pipeline.sinks
     ]
@@ -41,9 +43,11 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "delivery": None,
             "set_aside": one.set_aside or None,
             "epoch": one.held,
+            "last_known_epoch": one.held,
             "epochs_behind": head.epoch - one.held,
             "bytes_behind": None,
             "error": "the spec no longer has it",
+            "next_try_at": None,
         }
         for name, one in known_sinks(head.checkpoint).items()
         if name not in kinds and name not in {sink.former_name for sink in pipeline.sinks}
@@ -55,13 +59,33 @@ def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -
     try:
         epoch = sink.load().epoch
     except (FirnlineError, OSError) as error:
-        return {"epoch": None, "epochs_behind": None, "bytes_behind": None, "error": str(error)}
+        return {"epoch": None, **behind_unread(pipeline, sink, decided), "error": str(error)}
     behind = max(0, decided.epoch - epoch)
     return {
         "epoch": epoch,
+        "last_known_epoch": epoch,
         "epochs_behind": behind,
         "bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0,
         "error": failing if behind else None,
+    }
+
+
+def find_next_tries(runs: list[dict[str, Json]]) -> dict[str, str]:
+    """Return when a live run tries each sink that failed again; nothing if no run is alive."""
+    if not runs or runs[0]["status"] != "running" or has_died(runs[0]):
+        return {}
+    return dict(runs[0].get("sinks_next_try") or {})
+
+
+def behind_unread(pipeline: OpenPipeline, sink: Sink, decided: Head) -> dict[str, Json]:
+    """Return how far a sink that cannot be read was behind when a checkpoint last knew; None if none did."""
+    known = known_sinks(decided.checkpoint).get(sink.name)
+    if known is None:
+        return {"last_known_epoch": None, "epochs_behind": None, "bytes_behind": None}
+    return {
+        "last_known_epoch": known.held,
+        "epochs_behind": decided.epoch - known.held,
+        "bytes_behind": bytes_behind(pipeline, sink, known.held, decided),
     }
 
 

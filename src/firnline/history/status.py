@@ -11,9 +11,10 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
 from firnline.history.inputs import load_inputs
-from firnline.history.sinks import bytes_behind
+from firnline.history.sinks import behind_unread, bytes_behind, find_next_tries
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
+from firnline.names import JOURNAL, outbox_folder
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, has_died, load_runs
@@ -76,6 +77,7 @@ class PipelineStatus:
     operators: list[OperatorSnapshot] = field(default_factory=list)  # the state that the newest checkpoint names
     shards: int | None = None  # the number of shards of that state; None without state
     copies: list[dict[str, Json]] = field(default_factory=list)  # the heads of the store and the tiers
+    outbox: dict[str, Json] | None = None  # files, size_bytes: rows for further sinks; None with one sink
     lease: dict[str, Json] | None = None
     control: dict[str, Json] | None = None
 
@@ -90,9 +92,14 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
-    writes = {sink.name: sink.write for sink in pipeline.options.sinks}
+    kinds, tries = {sink.name: sink for sink in pipeline.options.ordered_sinks}, find_next_tries(runs)
     sinks = [
-        {**_sink_row(pipeline, sink, head, failing.get(sink.name)), "write": writes.get(sink.name)}
+        {
+            **(row := _sink_row(pipeline, sink, head, failing.get(sink.name))),
+            "type": kinds[sink.name].type,
+            "write": kinds[sink.name].write if sink.name != JOURNAL else None,
+            "next_try_at": tries.get(sink.name) if row["error"] else None,
+        }
         for sink in pipeline.sinks
     ]
     snapshots = snapshots_of(head.checkpoint)
@@ -140,9 +147,18 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         operators=snapshots,
         shards=(head.checkpoint.shards if head.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
         copies=load_copies(pipeline, head, runs[0].get("copies_failing") if runs else None),
+        outbox=_load_outbox(pipeline),
         lease=load_lease(pipeline),
         control=control,
     )
+
+
+def _load_outbox(pipeline: OpenPipeline) -> dict[str, Json] | None:
+    """Return how many files lie in the outbox, and their size; None if no sink is fed from it."""
+    if not pipeline.sinks[1:]:
+        return None
+    sizes = [file.size_bytes for file in pipeline.storage.list(outbox_folder(pipeline.options.name))]
+    return {"files": len(sizes), "size_bytes": sum(sizes)}
 
 
 def _find_hole(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> str | None:
@@ -318,9 +334,9 @@ def _sink_row(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) 
     try:
         head, settled = sink.load(), sink.settled_epoch()
     except (SinkError, OSError) as error:
-        return {**row, "epochs_behind": None, "error": str(error)}
+        return {**row, **behind_unread(pipeline, sink, decided), "error": str(error)}
     epoch = head.epoch
-    row |= {"epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
+    row |= {"epoch": epoch, "last_known_epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
     row |= {"version": head.version if head.exists else None}
     behind = max(0, decided.epoch - epoch)
     row |= {"bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0}

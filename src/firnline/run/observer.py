@@ -69,6 +69,17 @@ def took_ms(durations_ms: Mapping[str, int]) -> int:
     return sum(ms for step, ms in durations_ms.items() if step != "checkpoint")
 
 
+@dataclass(frozen=True, slots=True)
+class SinkLag:
+    """How far a sink that follows the deciding one is behind it."""
+
+    sink: str
+    epoch: int  # the newest that it holds
+    epochs_behind: int
+    bytes_behind: int  # in the outbox; 0 if its rows wait elsewhere
+    set_aside: bool = False
+
+
 class Observer:
     """Override the methods that you need. The run calls them from its main thread, so they must not block."""
 
@@ -92,6 +103,9 @@ class Observer:
 
     def delivered(self, sink: str, epoch: int) -> None:
         """A further sink holds an epoch; in a two-stage table it is staged."""
+
+    def sinks(self, lags: Sequence[SinkLag]) -> None:
+        """The deciding sink or another one holds a further epoch; reports how far the others are behind."""
 
     def log_committed(self, epoch: int) -> None:
         """The committer has committed every epoch of a two-stage table up to this one."""

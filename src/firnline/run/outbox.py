@@ -101,6 +101,10 @@ class Outbox:
         found = next_known(known_sinks(before), followers, epoch, heads, self._find_full(heads))
         return {name: one.to_json() for name, one in found.items()}
 
+    def waiting_bytes(self, sink: str, epoch: int) -> int:
+        """Return the bytes that wait for a sink which holds `epoch`, as far as this run knows them."""
+        return sum(one.sizes.get(sink, 0) for one in list(self._waiting.values()) if one.epoch > epoch)
+
     def _find_full(self, heads: Mapping[str, int]) -> dict[str, str]:
         """Return the optional followers for which more waits than may, with the reason."""
         options = self._pipeline.options.outbox
@@ -109,11 +113,7 @@ class Outbox:
         for follower in self._pipeline.options.followers:
             if follower.required or follower.name not in heads:
                 continue
-            waits = sum(
-                one.sizes.get(follower.name, 0)
-                for one in list(self._waiting.values())
-                if one.epoch > heads[follower.name]
-            )
+            waits = self.waiting_bytes(follower.name, heads[follower.name])
             lagging[follower.name] = waits
             if waits > options.max_bytes:
                 full[follower.name] = f"{waits} bytes wait for it in the outbox, more than {options.max_bytes}"

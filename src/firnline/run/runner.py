@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import partial
 
 from firnline.epoch import messages as m
@@ -32,7 +33,7 @@ from firnline.jobs.heartbeat import WorkerLosses
 from firnline.maintenance.state import RUN_GRACE_SECONDS, sweep_state
 from firnline.run.backpressure import BacklogMeter, Backpressure
 from firnline.run.lanes import Lanes
-from firnline.run.observer import Observer
+from firnline.run.observer import Observer, SinkLag
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.opening import Opening
 from firnline.run.status import CheckpointWatch, RunLog, RunStatus, is_still, status_of
@@ -158,6 +159,7 @@ class Runner:
         self._young_limit = YOUNG_SECONDS
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
+        self._sinks_next_try: dict[str, str] = {}  # when a sink that failed is tried again
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
 
@@ -318,10 +320,28 @@ class Runner:
             self._report_idle()
         if isinstance(event, m.Committed) and event.sink != self._pipeline.deciding.name:
             self._observer.delivered(event.sink, event.epoch)
+        if self._state.sinks[1:] and isinstance(event, m.Committed | m.SetAside | m.SinksRead):
+            self._report_sinks()
         if isinstance(event, m.LogRead) and self._state.committed > before.committed:
             self._observer.log_committed(self._state.committed)
         for action in actions:
             self._perform(action)
+
+    def _report_sinks(self) -> None:
+        """Report how far each sink is behind the deciding one."""
+        decided, outbox = self._state.decided, self._upkeep.outbox
+        self._observer.sinks(
+            [
+                SinkLag(
+                    sink.name,
+                    sink.epoch,
+                    max(0, decided - sink.epoch),
+                    outbox.waiting_bytes(sink.name, sink.epoch),
+                    sink.away,
+                )
+                for sink in self._state.sinks[1:]
+            ]
+        )
 
     def _perform(self, action: m.Action) -> None:
         steps = self._steps
@@ -370,6 +390,10 @@ class Runner:
                 if failures and self._state.settled < self._state.committed:
                     facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
                     logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
+                if failures and sink in self._sinks_failing:
+                    moment = self._pipeline.clock.now() + timedelta(seconds=delay)
+                    self._sinks_next_try[sink] = moment.isoformat()
+                    self._aside("stage", lambda: self._log.note(now=True, sinks_next_try=dict(self._sinks_next_try)))
                 if failures:
                     self._observer.resting(delay, failures)
                 else:
@@ -431,6 +455,7 @@ class Runner:
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
+            error.fields.setdefault("sink", action.sink)
         if isinstance(error, StagingError):
             self._sinks_failing[str(error.fields.get("sink"))] = error.message
         self._report_trouble(error, getattr(action, "epoch", None))

@@ -177,6 +177,7 @@ class RunHistory:
             "ledger_hole": None,  # why late files cannot be found
             "unordered_names": [],  # sources whose file names do not grow with time
             "sinks_failing": {},  # sink -> why it could not be joined or written
+            "sinks_next_try": {},  # sink -> when it is tried again, of those that failed
             "copies_failing": {},  # store, local or remote -> why it cannot be written
             "align_ms": None,  # of the newest epoch: from the first source's slice to the boundary
             "epochs": 0,  # that the run has committed, with what they read and wrote

@@ -23,7 +23,7 @@ from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
 from firnline.rescued import MAX_COLUMNS, OTHER_COLUMNS, Rescued
-from firnline.run.observer import Comparison, EpochFacts, Observer, took_ms
+from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.service.health import CommitterHealth
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
@@ -73,6 +73,8 @@ class PipelineMetrics(Observer, Collector):
         self._late_rows: Counter[str] = Counter()
         self._keys_changed: Counter[str] = Counter()
         self._state_bytes: dict[str, int] = {}  # by operator
+        self._failed: Counter[str] = Counter()  # failed reads and commits, by sink
+        self._sinks: tuple[SinkLag, ...] = ()
         self._replication: Replication | None = None
         self._copies: tuple[Replication, ...] = ()
         self._sources_up: dict[str, bool] = {}
@@ -96,6 +98,7 @@ class PipelineMetrics(Observer, Collector):
     def committed(self, facts: EpochFacts) -> None:
         with self._lock:
             self._counts["records"] += facts.records
+            self._failed[facts.sink] += 0  # a rate needs a first value
             self._counts["bytes_read"] += facts.bytes_read
             self._counts["late_files"] += facts.late_files
             self._quarantined.update(facts.bad)
@@ -118,6 +121,11 @@ class PipelineMetrics(Observer, Collector):
                 self._staged[facts.epoch] = (facts.lag_seconds, self._monotonic())
             else:
                 self._visible(facts.epoch, facts.lag_seconds, 1)
+
+    def sinks(self, lags: Sequence[SinkLag]) -> None:
+        with self._lock:
+            self._sinks = tuple(lags)
+            self._failed.update(dict.fromkeys((lag.sink for lag in lags), 0))
 
     def reconciled(self, found: Comparison) -> None:
         with self._lock:
@@ -188,7 +196,7 @@ class PipelineMetrics(Observer, Collector):
     def trouble(self, error: FirnlineError, failures: int) -> None:
         with self._lock:
             if isinstance(error, SinkError):
-                self._counts["batch_commit_failed"] += 1
+                self._failed[str(error.fields.get("sink") or "")] += 1
 
     def resting(self, seconds: float, failures: int) -> None:
         with self._lock:
@@ -204,6 +212,7 @@ class PipelineMetrics(Observer, Collector):
                 *self._all_gauges(),
                 self._state_gauge(),
                 *self._copy_gauges(),
+                *self._sink_gauges(),
                 self._source_gauge(),
             ]
             families += [*self._histograms(), self._build_info()]
@@ -215,7 +224,6 @@ class PipelineMetrics(Observer, Collector):
             ("bytes_read", "Bytes read from the source, as stored, for epochs that are committed or staged."),
             ("batch_commit", "Epochs committed: readers see them."),
             ("batch_staged", "Epochs staged in a two-stage table; its committer commits them."),
-            ("batch_commit_failed", "Failed reads and commits of a sink."),
             ("late_files", "Late files ingested."),
             ("restarts", "Restarts after a failure."),
             ("worker_loss", "Workers lost while they ran a task."),
@@ -235,6 +243,7 @@ class PipelineMetrics(Observer, Collector):
                 "Records of committed or staged epochs, by source.",
                 self._source_records,
             ),
+            ("batch_commit_failed", "sink", "Failed reads and commits of a sink.", self._failed),
             ("late_rows", "operator", "Rows that arrived after their window had closed.", self._late_rows),
             ("state_keys_changed", "operator", "Keys whose state was changed or removed.", self._keys_changed),
         ):
@@ -298,6 +307,17 @@ class PipelineMetrics(Observer, Collector):
             up.add_metric([self._pipeline, lag.tier], 0 if lag.reason else 1)
             behind.add_metric([self._pipeline, lag.tier], lag.epochs_behind)
         yield from (up, behind)
+
+    def _sink_gauges(self) -> Iterator[Metric]:
+        for name, text, values in (
+            ("epochs_behind", "Epochs that the sink lacks.", [lag.epochs_behind for lag in self._sinks]),
+            ("bytes_behind", "Bytes in the outbox that wait for the sink.", [lag.bytes_behind for lag in self._sinks]),
+            ("set_aside", "1 if the sink is set aside: it gets nothing.", [int(lag.set_aside) for lag in self._sinks]),
+        ):
+            family = GaugeMetricFamily(f"firnline_sink_{name}", text, labels=["pipeline", "sink"])
+            for lag, value in zip(self._sinks, values, strict=True):
+                family.add_metric([self._pipeline, lag.sink], value)
+            yield family
 
     def _source_gauge(self) -> Metric:
         text = "1 if the source can be read, 0 if its folder is gone."

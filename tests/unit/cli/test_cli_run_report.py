@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from firnline.cli.run_report import RunReporter, RunTotals, spark_start
+from firnline.cli.run_report import LiveDisplay, RunReporter, RunTotals, spark_start
 from firnline.errors import FencedError, SinkError
-from firnline.run.observer import Comparison, EpochFacts, Observers
+from firnline.run.observer import Comparison, EpochFacts, Observers, SinkLag
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
 
@@ -164,3 +166,15 @@ def test_a_start_of_spark_that_fails_ends_the_step() -> None:
     spark("failed")
     assert tally.step == "reading the table"
     assert said == ["starting Spark"]
+
+
+def test_the_live_screen_names_sinks_that_lag_or_are_set_aside() -> None:
+    tally = RunTotals(FakeTime())
+    assert tally.lagging == []
+    tally.sinks([SinkLag("topic", 9, 0, 0), SinkLag("lake", 8, 1, 900)])
+    assert tally.lagging == [], "one epoch is on its way"
+    tally.sinks([SinkLag("shop", 7, 2, 4100), SinkLag("cache", 1, 8, 0, set_aside=True), SinkLag("copy", 6, 3, 0)])
+    assert tally.lagging == ["shop is 2 epochs (4.1 KB) behind", "cache is set aside", "copy is 3 epochs behind"]
+    screen = StringIO()
+    Console(file=screen, width=60).print(LiveDisplay(tally, screen).draw())
+    assert "sink shop is 2 epochs (4.1 KB) behind" in screen.getvalue()

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import SinkError, SourceError
-from firnline.run.observer import EpochFacts
+from firnline.run.observer import EpochFacts, SinkLag
 from firnline.service.health import CommitterHealth
 from firnline.service.metrics import PipelineMetrics, StagingMetrics
 from firnline.sinks.base import Head
@@ -30,8 +30,9 @@ NAMES = {
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
     "firnline_source_records_total", "firnline_worker_loss_total", "firnline_batch_staged_total",
     "firnline_staged_epoch", "firnline_rescued_values_total", "firnline_source_up",
+    "firnline_sink_epochs_behind", "firnline_sink_bytes_behind", "firnline_sink_set_aside",
 }  # fmt: skip
-LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column"}
+LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column", "sink"}
 PARTS = ("_bucket", "_count", "_sum")
 
 
@@ -53,7 +54,8 @@ def busy() -> PipelineMetrics:
     metrics.committed(facts(epoch=8, bad={}, durations_ms={"run": 400_000}))
     metrics.backlog(Backlog(4, 9000))
     metrics.sources({"flights": None})
-    metrics.trouble(SinkError("x"), 1)
+    metrics.sinks([SinkLag("topic", 8, 0, 0), SinkLag("shop", 5, 3, 700), SinkLag("cache", 2, 6, 0, set_aside=True)])
+    metrics.trouble(SinkError("x", sink="shop"), 1)
     metrics.trouble(SourceError("y"), 2)
     metrics.resting(1.0, 2)
     return metrics
@@ -93,7 +95,11 @@ def test_the_numbers_are_right() -> None:
     assert value("records_total") == 4000
     assert value("bytes_read_total") == 2000
     assert value("batch_commit_total") == 2
-    assert value("batch_commit_failed_total") == 1
+    assert value("batch_commit_failed_total", sink="shop") == 1
+    assert value("batch_commit_failed_total", sink="topic") == value("batch_commit_failed_total", sink="delta") == 0
+    assert [value("sink_epochs_behind", sink=sink) for sink in ("topic", "shop", "cache")] == [0, 3, 6]
+    assert value("sink_bytes_behind", sink="shop") == 700
+    assert [value("sink_set_aside", sink=sink) for sink in ("topic", "shop", "cache")] == [0, 0, 1]
     assert value("late_files_total") == 2
     assert value("restarts_total") == 1
     assert value("quarantined_records_total", reason="not-json") == 2
