@@ -11,6 +11,11 @@ from firnline.errors import ConfigError
 
 MEBIBYTE = 1024 * 1024
 
+# The columns that make a row a change by key, and the words of the first.
+OP = "_op"
+SEQUENCE = "_sequence"
+OPERATIONS = ("insert", "update", "delete")
+
 
 @dataclass(frozen=True, slots=True)
 class FieldOptions:
@@ -73,6 +78,17 @@ class StrictColumn:
 
     type: str | None = None  # its type, as in the spec; None: that of any other column, which may get wider
     words: tuple[str, ...] | None = None  # the only values
+
+
+def change_columns(sequence_by: str | None, delete_when: Mapping[str, object]) -> dict[str, StrictColumn]:
+    """Return the columns of records on which an upsert relies apart from the key, for `SinkOptions.strict_columns`."""
+    words = None if OP in delete_when else OPERATIONS  # else the spec says which words delete
+    names = [*([sequence_by] if sequence_by else []), *delete_when]
+    return {
+        **{name: StrictColumn() for name in names},
+        OP: StrictColumn("string", words),
+        SEQUENCE: StrictColumn("int64"),
+    }
 
 
 @dataclass(frozen=True, slots=True)

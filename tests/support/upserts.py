@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.clock import SystemClock
+from firnline.options import OP, SEQUENCE
 from firnline.schema import schema_to_json
 from firnline.sinks.base import EpochCommit, RunTasks, SinkContext
-from firnline.sinks.delta.options import OP, SEQUENCE, DeltaSinkOptions
-from firnline.sinks.delta.upsert.changes import table_columns
+from firnline.sinks.changes import table_columns
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.sinks.registry import open_stager
 from firnline.storage import open_storage

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Config, Endpoint, Flag, Name, ReadSecret, differ, fail
 from firnline.errors import ConfigError
@@ -82,6 +82,44 @@ class SinkConfig(Config, ABC):
         """Return the options of the sink; `input_name` is the input that it has or that it gets by default."""
         values = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
         return self.options_class(**{**values, "input": input_name})
+
+
+def _texts(value: Any) -> Any:
+    """Return values that mark a delete as a list of texts: `D`, `[D, 4]`, `true`."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return [str(one).lower() if isinstance(one, bool) else str(one) if isinstance(one, int) else one for one in values]
+
+
+_SCALAR = {"type": ["string", "integer", "boolean"]}
+DeleteValues = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    BeforeValidator(_texts),
+    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR, "minItems": 1}]}),
+]
+
+
+class RecordsConfig(SinkConfig, ABC):
+    """A sink whose upserts take the records of a source, too."""
+
+    upserts_records = True
+
+    sequence_by: ColumnName | None = Field(
+        default=None,
+        description="Upsert of a source: the column that orders the rows of one key, e.g. updated_at; without it, the "
+        "later row counts.",
+    )
+    delete_when: dict[ColumnName, DeleteValues] = Field(
+        default={},
+        description="Upsert of a source: column and value of the records that delete their key, e.g. {op: D}.",
+    )
+
+    @model_validator(mode="after")
+    def _records_fit_write(self) -> Self:
+        for name in ("sequence_by", "delete_when"):
+            if getattr(self, name) and self.write != "upsert":
+                raise fail("only with write: upsert (here it is append)", name)
+        return self
 
 
 class FollowerConfig(SinkConfig, ABC):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
-from firnline.options import FollowerOptions
+from firnline.options import OP, SEQUENCE, FollowerOptions
 from firnline.types import Json
 
 REDACTED = "***"
@@ -44,8 +44,9 @@ class RowShape:
 
     @classmethod
     def of(cls, options: FollowerOptions) -> RowShape:
-        """Return the shape that the options of a sink ask for."""
-        return cls(options.columns, options.exclude, dict(options.mask), options.where)
+        """Return the shape that the options of a sink ask for. An upsert needs the columns that make rows changes."""
+        changes = (OP, SEQUENCE) if options.write == "upsert" and options.columns else ()
+        return cls((*options.columns, *changes), options.exclude, dict(options.mask), options.where)
 
     def to_json(self) -> dict[str, Json]:
         return {

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, Size, differ, fail
 from firnline.config.units import size_text
-from firnline.sinks.config import SinkConfig
+from firnline.sinks.config import RecordsConfig, SinkConfig
 from firnline.sinks.delta.options import DEFAULT_FILE_BYTES, DeltaSinkOptions
 
 
-def _texts(value: Any) -> Any:
-    """Return values that mark a delete as a list of texts: `D`, `[D, 4]`, `true`."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return [str(one).lower() if isinstance(one, bool) else str(one) if isinstance(one, int) else one for one in values]
-
-
-_SCALAR = {"type": ["string", "integer", "boolean"]}
-DeleteValues = Annotated[
-    tuple[str, ...],
-    Field(min_length=1),
-    BeforeValidator(_texts),
-    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR, "minItems": 1}]}),
-]
-
-
-class DeltaSinkConfig(SinkConfig):
+class DeltaSinkConfig(RecordsConfig):
     """A Delta table."""
 
     other_words: ClassVar[dict[str, str]] = {
@@ -37,7 +22,6 @@ class DeltaSinkConfig(SinkConfig):
         "partitions": "partition_by",
     }
     options_class = DeltaSinkOptions
-    upserts_records = True
 
     type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
     table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
@@ -68,16 +52,6 @@ class DeltaSinkConfig(SinkConfig):
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
     )
 
-    sequence_by: ColumnName | None = Field(
-        default=None,
-        description="Upsert of a source: the column that orders the rows of one key, e.g. updated_at; without it, the "
-        "later row counts.",
-    )
-    delete_when: dict[ColumnName, DeleteValues] = Field(
-        default={},
-        description="Upsert of a source: column and value of the records that delete their key, e.g. {op: D}.",
-    )
-
     @model_validator(mode="before")
     @classmethod
     def _older_file_size(cls, data: Any) -> Any:
@@ -103,10 +77,7 @@ class DeltaSinkConfig(SinkConfig):
         return self
 
     @model_validator(mode="after")
-    def _records_fit_write(self) -> DeltaSinkConfig:
-        for name in ("sequence_by", "delete_when"):
-            if getattr(self, name) and self.write != "upsert":
-                raise fail("only with write: upsert (here it is append)", name)
+    def _sequence_is_no_partition(self) -> DeltaSinkConfig:
         if self.sequence_by in self.partition_by:
             raise fail("cannot be a column of partition_by", "sequence_by", hint="Name another column.")
         return self

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from firnline.names import JOURNAL
-from firnline.options import Home, SinkOptions, StrictColumn
+from firnline.options import Home, SinkOptions, StrictColumn, change_columns
 
-OP = "_op"
-SEQUENCE = "_sequence"
-OPERATIONS = ("insert", "update", "delete")
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
 
@@ -46,15 +43,7 @@ class DeltaSinkOptions(SinkOptions):
 
     @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
-        if self.write != "upsert":
-            return {}
-        words = None if OP in self.delete_when else OPERATIONS  # else the spec says which words delete
-        names = [*([self.sequence_by] if self.sequence_by else []), *self.delete_when]
-        return {
-            **{name: StrictColumn() for name in names},
-            OP: StrictColumn("string", words),
-            SEQUENCE: StrictColumn("int64"),
-        }
+        return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import ColumnName, Duration, Flag, Secret, fail
-from firnline.sinks.config import FollowerConfig
-from firnline.sinks.delta.config import DeleteValues
+from firnline.config.fields import Duration, Flag, Secret, fail
+from firnline.options import OP
+from firnline.sinks.config import FollowerConfig, RecordsConfig
 from firnline.sinks.postgres.options import LOCK_TIMEOUT, NAME_BYTES, STATEMENT_TIMEOUT, PostgresSinkOptions
 
 
-class PostgresSinkConfig(FollowerConfig):
+class PostgresSinkConfig(FollowerConfig, RecordsConfig):
     """A PostgreSQL table."""
 
     other_words: ClassVar[dict[str, str]] = {"url": "dsn", "uri": "dsn", "connection": "dsn"}
     options_class = PostgresSinkOptions
-    upserts_records = True
 
     type: Literal["postgres"] = Field(default="postgres", description="Kind of sink.")
     dsn: Secret = Field(
@@ -41,15 +40,6 @@ class PostgresSinkConfig(FollowerConfig):
         json_schema_extra={"default": "30s"},
         description="The longest wait for a lock, e.g. of a table that somebody alters.",
     )
-    sequence_by: ColumnName | None = Field(
-        default=None,
-        description="Upsert of a source: the column that orders the rows of one key, e.g. updated_at; without it, the "
-        "later row counts.",
-    )
-    delete_when: dict[ColumnName, DeleteValues] = Field(
-        default={},
-        description="Upsert of a source: column and value of the records that delete their key, e.g. {op: D}.",
-    )
 
     @field_validator("table")
     @classmethod
@@ -65,14 +55,12 @@ class PostgresSinkConfig(FollowerConfig):
         return table
 
     @model_validator(mode="after")
-    def _settings_fit_write(self) -> PostgresSinkConfig:
+    def _needed_columns_are_delivered(self) -> PostgresSinkConfig:
         needed = {"sequence_by": [self.sequence_by] if self.sequence_by else [], "delete_when": list(self.delete_when)}
         for setting, names in needed.items():
-            if names and self.write != "upsert":
-                raise fail("only with write: upsert (here it is append)", setting)
             for name in names:
                 if name in self.exclude or (self.columns and name not in self.columns):
                     raise fail(f'the column "{name}" is not delivered', setting)
-        if self.write == "upsert" and "_op" in self.exclude:
-            raise fail("an upsert needs the column _op", "exclude")
+        if self.write == "upsert" and OP in self.exclude:
+            raise fail(f"an upsert needs the column {OP}", "exclude")
         return self

@@ -9,8 +9,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from firnline.options import FollowerOptions, StrictColumn
-from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
+from firnline.options import FollowerOptions, StrictColumn, change_columns
 
 DEFAULT_SCHEMA = "public"
 STATEMENT_TIMEOUT = timedelta(minutes=5)
@@ -45,15 +44,7 @@ class PostgresSinkOptions(FollowerOptions):
 
     @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
-        if self.write != "upsert":
-            return {}
-        words = None if OP in self.delete_when else OPERATIONS
-        names = [*([self.sequence_by] if self.sequence_by else []), *self.delete_when]
-        return {
-            **{name: StrictColumn() for name in names},
-            OP: StrictColumn("string", words),
-            SEQUENCE: StrictColumn("int64"),
-        }
+        return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
 
     def own_shape(self) -> dict[str, Any]:
         return {

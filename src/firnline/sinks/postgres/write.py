@@ -20,9 +20,8 @@ from psycopg import Connection
 from psycopg.sql import Identifier
 
 from firnline.errors import SchemaError
-from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
-from firnline.sinks.delta.upsert.changes import table_columns
-from firnline.sinks.delta.upsert.records import find_deletes
+from firnline.options import OP, OPERATIONS, SEQUENCE
+from firnline.sinks.changes import find_deletes, table_columns
 from firnline.sinks.follower import EpochDelivery
 from firnline.sinks.postgres.database import is_row_error
 from firnline.sinks.postgres.encode import SIGNATURE, TRAILER, Encoded, constant, encode, join_rows, text_of

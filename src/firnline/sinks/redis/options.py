@@ -10,8 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from firnline.errors import ConfigError
 from firnline.names import REDIS_PREFIX
-from firnline.options import FollowerOptions, StrictColumn
-from firnline.sinks.delta.options import OP, OPERATIONS
+from firnline.options import OP, OPERATIONS, FollowerOptions, StrictColumn
 from firnline.types import Json
 
 Mode = Literal["stream", "hash", "string"]

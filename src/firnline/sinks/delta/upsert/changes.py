@@ -14,22 +14,17 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import DamagedError, SchemaError, SinkError
+from firnline.options import OP, OPERATIONS, SEQUENCE
 from firnline.schema import type_to_text
-from firnline.sinks.delta.options import OP, OPERATIONS, SEQUENCE
+from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
 from firnline.types import Json
 
-BEFORE = "_before"
 SEQUENCE_BY = "sequence_by"  # of a staged file of records: the column that orders rows; null: their order in the files
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-
-
-def table_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a changelog that go into the table."""
-    return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE)])
 
 
 def check_key(key: Sequence[str], schema: pa.Schema) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.ndjson.exact import values_of
-from firnline.sinks.delta.options import OP, OPERATIONS
+from firnline.options import OP, OPERATIONS
+from firnline.sinks.changes import find_deletes
 from firnline.sinks.delta.stage import ChangeStager
 from firnline.sinks.delta.upsert.changes import SEQUENCE_BY
 from firnline.storage import Storage
@@ -47,18 +47,3 @@ class RecordStager(ChangeStager):
         for file in super().close():
             file[SEQUENCE_BY] = self._sequence_by
         return self._staged
-
-
-def find_deletes(batch: pa.RecordBatch, delete_when: Mapping[str, Sequence[str]]) -> pa.Array:
-    """Return for each record whether it deletes its key: every column has one of its values.
-
-    A value is what its text stands for in the type of the column: of a timestamp column, the same moment.
-    """
-    deletes = pa.repeat(pa.scalar(bool(delete_when)), batch.num_rows)
-    for name, values in delete_when.items():
-        index = batch.schema.get_field_index(name)
-        if index < 0 or pa.types.is_nested(batch.schema.field(index).type):
-            return pa.repeat(pa.scalar(False), batch.num_rows)
-        wanted = values_of(batch.schema.field(index), values)
-        deletes = pc.and_(deletes, pc.is_in(batch.column(index), wanted))
-    return deletes

@@ -20,6 +20,7 @@ from firnline.checkpoint.codec import canonical, checksum, short_number
 from firnline.errors import ConfigError, SchemaError
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
+from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.contents import as_in_table, bundles, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
@@ -34,7 +35,6 @@ from firnline.sinks.delta.upsert.changes import (
     check_sequence,
     comparable,
     load_changes,
-    table_columns,
 )
 from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
 from firnline.sinks.delta.upsert.rewrite import FileToRewrite, RewriteReport, RewriteTask, rewrite, run_in_threads

@@ -1,0 +1,106 @@
+"""Pipelines into PostgreSQL: files, a Delta table or a journal that decides, and tables read by SQL."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from firnline.errors import RollbackRefusedError
+from firnline.history.edits.rollback import Rollback
+from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.postgres.options import PostgresSinkOptions
+from tests.support.pipelines import MakeOptions, pipeline_options, run_once, run_to_end
+from tests.support.postgres import PostgresServer
+from tests.support.postgres_sink import TABLE, execute, postgres_ids, table_rows
+from tests.support.samples import SampleInput, table_ids
+
+
+def test_a_journal_decides_and_every_row_arrives_once(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str
+) -> None:
+    options = make_options(max_files=1, home=tmp_path / "home", sinks=(PostgresSinkOptions("copy", postgres, TABLE),))
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 350)
+        run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids
+
+
+def test_an_optional_table_catches_up_after_an_outage(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    copy = PostgresSinkOptions("copy", postgres_server.dsn, TABLE, required=False)
+    options = make_options(max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+    sample.add("f0.json", 10)
+    run_to_end(options)
+    postgres_server.stop()
+    for number in (1, 2):
+        sample.add(f"f{number}.json", 10)
+        run_to_end(options)
+    assert table_ids(tmp_path / "table") == sample.ids
+    postgres_server.start()
+    run_to_end(options)
+    assert postgres_ids(postgres_server.dsn, TABLE) == sample.ids
+
+
+def test_records_are_upserted_as_in_the_delta_table(tmp_path: Path, postgres: str) -> None:
+    """Both sinks apply the same records; `columns` leaves some out, and deletes still count."""
+    (tmp_path / "in").mkdir()
+    settings = {"write": "upsert", "key": ("id",), "sequence_by": "at", "delete_when": {"op": ("D",)}}
+    options = pipeline_options(
+        str(tmp_path / "in" / "*.json"),
+        str(tmp_path / "table"),
+        max_files=1,
+        sinks=(
+            DeltaSinkOptions("table", str(tmp_path / "table"), **settings),  # type: ignore[arg-type]
+            PostgresSinkOptions("copy", postgres, TABLE, columns=("id", "at", "op", "v"), **settings),  # type: ignore[arg-type]
+        ),
+    )
+    epochs = [
+        [(1, 1, "I", "a"), (2, 1, "I", "b"), (3, 1, "I", "c"), (1, 3, "U", "d"), (1, 2, "U", "late")],
+        [(2, 2, "D", ""), (3, 0, "D", ""), (4, 1, "I", "e"), (4, 2, "D", "")],
+        [(1, 2, "U", "older"), (2, 1, "I", "again"), (3, 5, "U", "f")],
+    ]
+    for number, records in enumerate(epochs):
+        lines = [json.dumps(dict(zip(("id", "at", "op", "v"), one, strict=True)) | {"w": 1}) for one in records]
+        (tmp_path / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+        run_to_end(options)
+    expected = {1: "d", 2: "again", 3: "f"}
+    assert {row["id"]: row["v"] for row in table_rows(postgres, TABLE)} == expected
+    assert "w" not in table_rows(postgres, TABLE)[0]
+    assert table_ids(tmp_path / "table") == Counter(expected.keys())
+
+
+def test_a_rollback_takes_both_tables_back_or_none(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str
+) -> None:
+    delta, copy = DeltaSinkOptions("table", str(tmp_path / "table")), PostgresSinkOptions("copy", postgres, TABLE)
+    options = make_options(max_files=1, sinks=(delta, copy))
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 3)
+        run_to_end(options)
+    Rollback(open_pipeline(options), 1).perform("person")
+    assert postgres_ids(postgres, TABLE) == table_ids(tmp_path / "table") == Counter([1, 2, 3])
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == table_ids(tmp_path / "table") == sample.ids
+    execute(postgres, "ALTER TABLE lake.events DROP COLUMN _firnline_epoch")
+    with pytest.raises(RollbackRefusedError, match="do not say which epoch"):
+        Rollback(open_pipeline(options), 1).perform("person")
+    assert table_ids(tmp_path / "table") == sample.ids
+    Rollback(open_pipeline(options), 1, leave=["copy"]).perform("person")
+    assert run_once(options).exit_code == 0
+
+
+def test_a_wrong_password_is_an_error_without_the_password(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    dsn = f"postgresql://firnline:not-the-pass@127.0.0.1:{postgres_server.port}/postgres"
+    delta = DeltaSinkOptions("table", str(tmp_path / "table"))
+    sample.add("f1.json", 3)
+    result = run_once(make_options(max_files=1, sinks=(delta, PostgresSinkOptions("copy", dsn, TABLE))))
+    assert result.exit_code == 3
+    assert "sink 'copy' at postgresql://127.0.0.1" in str(result.result.error)
+    assert "not-the-pass" not in str(result.result.error)
