@@ -213,6 +213,7 @@ class _PortWriter:
         self._note_filled(batch)
         self.rows += batch.num_rows
         for stager in self.stagers.values():
+            stager.note_origin(rows.origin, rows.record_numbers)
             stager.write(batch)
         for exchange in self.exchanges:
             exchange.write(batch)

@@ -230,6 +230,9 @@ class Stager(ABC):
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows. They are complete in a file only after `close`."""
 
+    def note_origin(self, origin: str, record_numbers: pa.Array) -> None:  # noqa: B027  # most keep no origins
+        """Learn which records of an input the rows of the next `write` come from. Default: nothing."""
+
     @abstractmethod
     def close(self) -> list[dict[str, Json]]:
         """Make everything durable, and describe each file in plain JSON: `path`, `rows` and `size_bytes` at least.

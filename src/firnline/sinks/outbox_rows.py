@@ -12,6 +12,7 @@ from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.names import outbox_name
 from firnline.sinks.base import Stager
+from firnline.sinks.origins import ORIGINS, Origins
 from firnline.sinks.outbox import KEY, read_checked
 from firnline.storage import Storage, open_storage
 from firnline.types import Json
@@ -32,6 +33,11 @@ class OutboxStager(Stager):
         self._batches: list[pa.RecordBatch] = []
         self._size_bytes = 0
         self._files: list[dict[str, Json]] = []
+        self._origins: Origins | None = None  # of the gathered rows, if they come from a source
+        self._next_origin: tuple[str, pa.Array] | None = None
+
+    def note_origin(self, origin: str, record_numbers: pa.Array) -> None:
+        self._next_origin = (origin, record_numbers)
 
     @property
     def files_done(self) -> int:
@@ -47,6 +53,9 @@ class OutboxStager(Stager):
         if self._batches and not self._batches[0].schema.equals(batch.schema):
             self._flush()
         self._batches.append(batch)
+        if self._next_origin is not None:
+            self._origins = self._origins or Origins()
+            self._origins.add(*self._next_origin)
         self._size_bytes += batch.nbytes
         if self._size_bytes >= FILE_BYTES:
             self._flush()
@@ -58,7 +67,7 @@ class OutboxStager(Stager):
     def discard(self) -> None:
         for file in self._files:
             self._storage.delete(str(file[KEY]))
-        self._batches, self._size_bytes, self._files = [], 0, []
+        self._batches, self._size_bytes, self._files, self._origins = [], 0, [], None
 
     def _name(self) -> str:
         return outbox_name(self._attempt, uuid.uuid4().hex)
@@ -70,6 +79,7 @@ class OutboxStager(Stager):
             "size_bytes": len(data),
             "crc32": isal_zlib.crc32(data),
             KEY: f"{self._folder}/{name}",
+            **({ORIGINS: self._origins.to_json()} if self._origins is not None else {}),
         }
 
     def _flush(self) -> None:
@@ -88,7 +98,7 @@ class OutboxStager(Stager):
         self._storage.put(f"{self._folder}/{name}", data)
         fault_point("outbox.write.after")
         self._files.append(self._describe(name, data))
-        self._batches, self._size_bytes = [], 0
+        self._batches, self._size_bytes, self._origins = [], 0, None
 
 
 class SharedStager(Stager):
