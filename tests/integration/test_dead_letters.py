@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from firnline.checkpoint.codec import parse
+from firnline.cli import dead_letters as dead_letters_command
+from firnline.cli import trace as trace_command
+from firnline.cli.main import run_command
 from firnline.errors import ConfigError
 from firnline.history.dead_letters import LetterFilter, load_dead_letters
 from firnline.history.edits.dead_letters import LetterEdit
@@ -166,3 +170,35 @@ def test_values_keep_their_types() -> None:
     rest = LetterFile.from_bytes(again.without([7], "drop", 5).to_bytes(), "file")
     assert rest.rows.equals(rows.slice(1))
     assert ([letter.row for letter in rest.letters], list(rest.answered)) == ([9], [7])
+
+
+def test_the_commands_show_a_plan_and_say_what_they_did(
+    options: PipelineOptions,
+    sample: SampleInput,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    for module in (dead_letters_command, trace_command):
+        monkeypatch.setattr(module, "load_pipeline", lambda _: open_pipeline(corrected(options)))
+
+    def answer(*words: str) -> Json:
+        assert run_command([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (letter,) = answer("dead-letters", "list", "--sink", "copy", "--epoch", "1")["dead_letters"]
+    assert (letter["id"], letter["reason"]) == ("demo/1/files/2", "refused")
+    assert answer("dead-letters", "list", "--reason", "other")["dead_letters"] == []
+    assert answer("trace", letter["id"])["origins"][0]["line"] == 3
+    assert run_command(["dead-letters", "retry", "--dry-run"]) == 0
+    assert "nothing was changed" in capsys.readouterr().out
+    done = answer("dead-letters", "retry", "--yes")
+    assert (done["done"], done["letters"], done["new_epoch"]) == (True, 1, 2)
+    assert answer("dead-letters", "drop", "--yes")["done"] is False, "nothing is left"
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+    for words in (["dead-letters", "list"], ["trace", "demo/2/files/0"]):
+        assert run_command(words) == 0
+    assert "dead letter demo/1/files/2" in capsys.readouterr().out

@@ -24,6 +24,8 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.origins import Origins, find_origin
 from firnline.sources.delta.options import DeltaSourceOptions
+from firnline.sources.kafka.options import KafkaSourceOptions
+from tests.support.kafka import KafkaServer
 from tests.support.pipelines import MakeOptions, run_to_end
 from tests.support.samples import SampleInput
 from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite
@@ -102,3 +104,26 @@ def test_origins_are_exact_and_small() -> None:
     whole = Origins()
     whole.add("input", pa.array(np.arange(1_000_000)))
     assert len(json.dumps(whole.to_json())) < 200
+
+
+@pytest.mark.kafka
+def test_a_row_of_a_topic_is_traced_to_partition_and_offset(
+    make_options: MakeOptions, tmp_path: Path, kafka: KafkaServer
+) -> None:
+    topic = kafka.new_topic()
+    kafka.produce(topic, [json.dumps({"id": number}) for number in range(5)])
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"))
+    columns = ("topic", "partition", "offset")
+    options = replace(
+        make_options(sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy)),
+        sources=(KafkaSourceOptions("events", brokers=kafka.bootstrap, topics=(topic,), include=columns),),
+    )
+    run_to_end(options)
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as connection:
+        events = connection.execute("SELECT id, record FROM rows").fetchall()
+    assert len(events) == 5
+    for event, record in events:
+        (origin,) = trace(open_pipeline(options), None, EventId.parse(event))["origins"]
+        row = json.loads(record)
+        for name in columns:
+            assert origin[name] == next(value for key, value in row.items() if key.endswith(name))
