@@ -552,7 +552,7 @@ class SinkDivergedError(CheckpointError):
 
 
 class SinkWentBackError(CheckpointError):
-    """A sink lost epochs that it held, and the outbox no longer has them all."""
+    """A sink lost epochs that it held. A run joins it again; it fails if the outbox no longer has them all."""
 
     code = "sink-went-back"
     default_hint = "Copy the sink anew: firnline sinks resync SINK --yes"

@@ -20,10 +20,12 @@ from firnline.options import OutboxOptions, PipelineOptions
 from firnline.run.observer import SinkLag
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.status import load_runs
+from firnline.sinks.base import EpochCommit, RunTasks
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.known import find_away
 from firnline.testing.sinks import OpenSink, ReadRows, SinkConformance
+from firnline.types import Receipt
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
 from tests.support.sqlite_sink import (
@@ -482,3 +484,31 @@ def test_a_column_widens_for_followers_behind_a_journal(make_options: MakeOption
         (tmp_path / "in" / f"f{number}.json").write_text(f'{{"id": {number}, "price": {price}}}\n')
         run_to_end(options)
     assert {row["id"]: row["price"] for row in sqlite_rows(tmp_path / "copy.db")} == {1: 1, 2: 2.5}
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_follower_that_goes_back_under_a_run_gets_what_it_lost_and_fences_nobody(
+    make_options: MakeOptions,
+    sample: SampleInput,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    optional: bool,
+) -> None:
+    commit, path = SqliteSink.commit, tmp_path / "copy.db"
+    emptied: list[int] = []
+
+    def empty_first(self: SqliteSink, epoch: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
+        if epoch.checkpoint.epoch == 2 and not emptied:
+            emptied.append(2)
+            path.unlink()
+        return commit(self, epoch, run_tasks)
+
+    monkeypatch.setattr(SqliteSink, "commit", empty_first)
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=not optional))
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    sample.add("f2.json", 10)
+    run_to_end(options)
+    run_to_end(options)  # an optional follower may still have rested
+    assert emptied
+    assert sqlite_ids(path) == sample.ids

@@ -200,7 +200,7 @@ def _take(turn: _Turn, event: Event) -> None:
                 _take_reading(turn, event)
         case m.SetAside(sink):
             turn.sink(sink, away=True)
-        case m.Claimed(epoch, tip, committed):
+        case m.Claimed(epoch, tip, committed, away):
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
                     _drop_from(turn, 0)
@@ -208,7 +208,11 @@ def _take(turn: _Turn, event: Event) -> None:
                 turn.set(committed=epoch if committed is None else min(epoch, committed))
                 if committed is not None:  # nobody acknowledged what was committed while no run went on
                     turn.set(acknowledged=0)
+                turn.set(sinks=tuple(replace(s, away=s.name in away, asking=0) for s in turn.state.sinks))
                 turn.sink(state.deciding.name, joined=True, epoch=epoch)
+        case m.WentBack(sink):
+            turn.sink(sink, joined=False, asking=0)
+            _fail_sink(turn, sink, retry=True, exit_code=3)
         case m.LogRead(epoch):
             turn.set(watching=False, committed=max(state.committed, min(epoch, state.decided)))
         case m.Fenced():
@@ -408,7 +412,8 @@ def _reclaim(turn: _Turn) -> None:
     """Commit what has begun, then claim another generation. What is only planned stays planned."""
     _serve_sinks(turn)
     _record(turn)
-    is_busy = any(sink.busy or sink.asking for sink in turn.state.sinks)
+    is_busy = any(sink.busy or (sink.asking and not sink.away) for sink in turn.state.sinks)
+    is_busy = is_busy or turn.state.acknowledging  # a sweep asks whether our generation is the newest
     if _is_under_way(turn.state) or turn.state.planning is not None or is_busy:
         return
     sinks = tuple(replace(sink, joined=False) for sink in turn.state.sinks)

@@ -59,12 +59,13 @@ class NothingToPlan:
 class Claimed:
     """Our claim stands; under it the deciding sink holds `epoch` with the attempt `tip`.
 
-    `committed` is what its log holds, where a committer commits.
+    `committed` is what its log holds, where a committer commits. `away` are the sinks that this epoch has set aside.
     """
 
     epoch: int
     tip: str
     committed: int | None = None
+    away: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,13 @@ class Joined:
 
     sink: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """A further sink lost our claim or an epoch that it held, and no newer generation holds it: it is joined again."""
+
+    sink: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +208,7 @@ class ShardsChanged:
 Event: TypeAlias = (
     Started | SinksRead | Planned | NothingToPlan | Claimed | Joined | Ran | Staged | Committed | CommitUnclear
     | LogRead | ReceiptAbsent | EpochLost | Fenced | Failed | Recorded | RecordFailed | Acknowledged | TimerFired
-    | StopRequested | ShardsChanged | SetAside
+    | StopRequested | ShardsChanged | SetAside | WentBack
 )  # fmt: skip
 
 

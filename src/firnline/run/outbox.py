@@ -14,7 +14,7 @@ from firnline.errors import LedgerHoleError, OutboxFullError
 from firnline.run.commits import settled_epoch
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
-from firnline.sinks.known import find_away, known_sinks, next_known
+from firnline.sinks.known import find_away, known_sinks, newest_seen, next_known
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.storage import LocalStorage, Storage
 from firnline.types import Json
@@ -98,7 +98,8 @@ class Outbox:
         if not self._is_listed:
             self._learn(list_outbox(self._pipeline.storage, self._pipeline.options.name))
             self._is_listed = True
-        found = next_known(known_sinks(before), followers, epoch, heads, self._find_full(heads))
+        known = known_sinks(before)
+        found = next_known(known, followers, epoch, heads, self._find_full(newest_seen(known, heads)))
         return {name: one.to_json() for name, one in found.items()}
 
     def waiting_bytes(self, sink: str, epoch: int) -> int:

@@ -29,6 +29,7 @@ from firnline.errors import (
     LedgerHoleError,
     SchemaError,
     SinkDivergedError,
+    SinkWentBackError,
     SourceError,
     StagingError,
 )
@@ -603,6 +604,8 @@ def failure_event(error: FirnlineError, action: Any) -> m.Event:
     if isinstance(error, FencedError):
         return m.Fenced()
     match action:
+        case m.Commit(sink) | m.FindReceipt(sink) if isinstance(error, SinkWentBackError):
+            return m.WentBack(sink)
         case m.Run(epoch, attempt) if isinstance(error, StagingError) and error.fields.get("optional"):
             return m.EpochLost(epoch, attempt, is_failure=False)
         case m.Run(epoch, attempt) | m.StageEntry(epoch, attempt) if error.retryable:

@@ -31,6 +31,7 @@ from firnline.errors import (
     FencedError,
     LedgerHoleError,
     SinkDivergedError,
+    SinkWentBackError,
 )
 from firnline.faults import fault_point
 from firnline.operators.columns import align
@@ -457,17 +458,35 @@ class Follower(Sink):
         return EpochDelivery(commit, rows, head, run_tasks, dead_letters)
 
     def _require_claim(self) -> FollowerHead:
-        """Return the head. Raises FencedError if another generation than ours claimed the sink."""
+        """Return the head.
+
+        Raises:
+            FencedError: a newer generation claimed the sink.
+            SinkWentBackError: our claim is gone: somebody emptied the sink, or restored it from a backup.
+        """
         head = self.read_head()
-        if head is None or head.generation != self._generation:
-            other = f"generation {head.generation} took" if head is not None else "somebody emptied"
-            raise FencedError(f"{other} sink {self.name!r} over", generation=head.generation if head else 0)
+        if head is None or head.generation < self._generation:
+            raise self._went_back(head)
+        if head.generation > self._generation:
+            raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
         return head
 
     def _require_onto(self, head: FollowerHead, onto: EntryRef | None) -> None:
-        """Raise FencedError unless the newest epoch of the head is that of an entry, by number and checksum."""
-        if not _is_at(head, onto):
-            raise FencedError(f"sink {self.name!r} holds epoch {head.epoch} of another history")
+        """Check that the newest epoch of the head is that of an entry, by number and checksum.
+
+        Raises:
+            FencedError: it is an epoch of another history.
+            SinkWentBackError: it is an older one.
+        """
+        if _is_at(head, onto):
+            return
+        if onto is not None and head.epoch < onto.epoch:
+            raise self._went_back(head)
+        raise FencedError(f"sink {self.name!r} holds epoch {head.epoch} of another history")
+
+    def _went_back(self, head: FollowerHead | None) -> SinkWentBackError:
+        now = f"holds epoch {head.epoch} of generation {head.generation} now" if head is not None else "is empty now"
+        return SinkWentBackError(f"sink {self.name!r} lost what this run wrote: it {now}", sink=self.name)
 
     def _first_receipt(self, head: FollowerHead, commit: EpochCommit) -> Receipt:
         """Return the receipt of an epoch that the sink holds; refuse another epoch of the same number."""

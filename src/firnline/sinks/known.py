@@ -83,6 +83,14 @@ def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOpti
             )
 
 
+def newest_seen(known: Mapping[str, KnownSink], heads: Mapping[str, int]) -> dict[str, int]:
+    """Return the newest epoch that each follower was seen to hold. One that could not be read has the head 0."""
+    return {
+        name: max(epoch or known[name].held, known[name].born) if name in known else epoch
+        for name, epoch in heads.items()
+    }
+
+
 def next_known(
     known: Mapping[str, KnownSink],
     followers: Sequence[FollowerOptions],
@@ -91,6 +99,7 @@ def next_known(
     set_aside: Mapping[str, str],
 ) -> dict[str, KnownSink]:
     """Return what the checkpoint of an epoch remembers, from the checkpoint before and the heads that were seen."""
+    heads = newest_seen(known, heads)
     found: dict[str, KnownSink] = {}
     for follower in followers:
         one = known.get(follower.name) or known.get(follower.renamed_from)

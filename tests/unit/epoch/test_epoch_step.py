@@ -358,3 +358,39 @@ def test_a_run_ends_without_waiting_for_the_committer() -> None:
     put = (*STAGED, m.Planned(2, "b", "a"), m.EpochLost(2, "b"), m.TimerFired(), m.NothingToPlan())
     state, actions = fed(*put, m.Committed("d", 1, "a", committed=0), settings=once)
     assert (state.exit_code, actions) == (0, [m.WatchLog(), m.Stop(0)])
+
+
+# -- followers -------------------------------------------------------------------------------------------
+
+
+def test_a_sink_that_went_back_is_joined_again_and_gets_what_it_lost() -> None:
+    state, actions = fed(*SETTLED, m.Ran(2, "b"), m.Staged(2, "b"), m.Committed("d", 2, "b"), m.WentBack("f"))
+    assert m.Wait(1, "f") in actions
+    assert state.exit_code is None
+    state, actions = step(state, m.TimerFired("f"))
+    assert actions == [m.Join("f")]
+    state, actions = step(state, m.Joined("f", 0))
+    assert m.Commit("f", 1) in actions
+    assert state.settled == 1  # it was settled once
+
+
+@pytest.mark.parametrize(("read", "claimed"), [((), ("f",)), (("f",), ())])
+def test_a_claim_tells_which_sinks_are_set_aside(read: tuple[str, ...], claimed: tuple[str, ...]) -> None:
+    events = (m.SinksRead("old", (("d", 5), ("f", 4)), recorded=4, away=read), m.Claimed(6, "other", away=claimed))
+    state, actions = fed(m.Started(), *events, sinks=[("d", True), ("f", False)])
+    assert state.sinks[1].away is bool(claimed)
+    assert (m.Join("f") in actions) is not bool(claimed)
+
+
+def test_a_claim_made_again_waits_for_no_sink_that_is_set_aside() -> None:
+    second = (m.Ran(2, "b"), m.Staged(2, "b"), m.Committed("d", 2, "b"), m.NothingToPlan(), m.Recorded(2))
+    events = (*DECIDED, m.SetAside("f"), m.CommitUnclear("f", 1), *second, m.ShardsChanged())
+    assert m.Claim(again=True) in fed(*events, sinks=[("d", True), ("f", False)])[1]
+
+
+def test_a_claim_made_again_waits_for_a_sweep() -> None:
+    second = (m.Ran(2, "b"), m.Staged(2, "b"), m.Committed("d", 2, "b"), m.Committed("f", 2, "b"))
+    state, actions = fed(*SETTLED, m.Recorded(1), *second, m.NothingToPlan(), m.Recorded(2), m.ShardsChanged())
+    assert state.acknowledging
+    assert actions == []
+    assert m.Claim(again=True) in step(state, m.Acknowledged(1))[1]

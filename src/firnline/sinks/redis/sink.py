@@ -163,7 +163,9 @@ class RedisSink(Follower):
                 delivery = replace(delivery.without(bad.letters), head=bad.head)
             except ScriptLostError:
                 head = self.read_head()
-                if head is None or head.generation != delivery.head.generation:
+                if head is None or head.generation < delivery.head.generation:
+                    raise self._went_back(head) from None
+                if head.generation > delivery.head.generation:
                     raise FencedError(f"another run took sink {self.name!r} over") from None
                 if head == delivery.final_head:
                     return head
