@@ -39,7 +39,7 @@ class Judge:
         """The promise that this state breaks, or nothing."""
         if world.broken:
             return world.broken
-        key = (world.sinks, world.ledger, world.forgotten)
+        key = (world.sinks, world.ledger, world.forgotten, world.outbox, world.folded)
         verdict = self._worlds.get(key)
         if verdict is None:
             verdict = self._worlds[key] = next(self._stored(world), "")
@@ -88,8 +88,12 @@ class Judge:
 
     def _is_owed(self, world: World, state: Any) -> bool:
         """Whether the source could have forgotten more, as far as a run knows."""
-        safe = min(self._safe(world), state.recorded - 1, *(sink.epoch for sink in state.sinks))
+        safe = min(self._safe(world), state.recorded - 1, self._held(state))
         return bool(safe > 0 and world.forgotten < world.sinks[0].chain[safe - 1].end)
+
+    def _held(self, state: Any) -> int:
+        """The epoch up to which a run believes that no sink needs a source."""
+        return min(int(sink.epoch) for sink in state.sinks if not sink.from_outbox)
 
     def _most(self, world: World, sink: int) -> int:
         """The newest epoch that a run may believe a sink to hold."""
@@ -102,7 +106,7 @@ class Judge:
             yield "not recorded <= settled <= decided <= what the sink holds"
         elif state.decided and state.tip != world.sinks[0].chain[state.decided - 1].attempt:
             yield "a run takes another one's epoch for its own"
-        if any(sink.epoch > self._most(world, n) for n, sink in enumerate(state.sinks)):
+        if any(sink.epoch > self._most(world, n) for n, sink in enumerate(state.sinks) if not sink.away):
             yield "a run believes that a sink holds more than it does"
         if len(state.slots) > state.settings.max_inflight:
             yield "more epochs in flight than allowed"
@@ -112,7 +116,7 @@ class Judge:
             yield "a run waits for nothing, for ever"
         if state.exit_code == 5 and world.sinks[0].holder == actor.number and not self._outrun(world, actor):
             yield "a run counts as fenced though nobody fenced it"
-        if state.exit_code not in (None, 0, 5):
+        if state.exit_code not in (None, 0, 5) and not self._may_fail(world, state.exit_code):
             yield f"a run failed with exit code {state.exit_code}"
         if state.exit_code == 0 and not state.stopping:
             if any(
@@ -123,13 +127,17 @@ class Judge:
             recorded = world.recorded if simulation.scenario.tells_recorded else state.recorded
             if min(state.recorded, recorded) < state.settled:
                 yield "a run ended well though an epoch is not recorded"
-            if state.acknowledged < min(state.settled - 1, *(sink.epoch for sink in state.sinks)):
+            if state.acknowledged < min(state.settled - 1, self._held(state)):
                 yield "a run ended well though an epoch is not acknowledged"
             if not state.missed and self._is_owed(world, state):
                 yield "a run ended well though the source missed an acknowledgement"
         is_idle = state.polling and not (state.resting or state.acknowledging or state.owing_rests or state.reclaiming)
         if is_idle and state.exit_code is None and self._is_owed(world, state):
             yield "an idle run leaves it at a missed acknowledgement"
+
+    def _may_fail(self, world: World, exit_code: int) -> bool:
+        """Whether a run may give up with an exit code."""
+        return False
 
     def _outrun(self, world: World, actor: Actor) -> bool:
         """Whether two runs claimed a table before there was one, and the other was the first to commit."""

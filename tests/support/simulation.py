@@ -58,6 +58,7 @@ class Simulation(Rules):
     def __init__(self, scenario: Scenario, core: ModuleType = real_core) -> None:
         super().__init__(scenario)
         self.core = core
+        self.from_outbox: tuple[str, ...] = ()  # sinks that are delivered from the outbox
         self.states: Table[Any] = Table()  # the EpochState of whichever module `core` is
         self.tasks: Table[Task] = Table()
         self.writes: Table[Write] = Table()
@@ -122,7 +123,7 @@ class Simulation(Rules):
             restart_attempts=s.restart_attempts,
             once=s.once,
         )
-        state = self.states.number(self.core.initial(settings, list(s.sinks)))
+        state = self.states.number(self.core.initial(settings, list(s.sinks), self.from_outbox))
         world = world._replace(actors=(*world.actors, Actor(len(world.actors) + 1, state)))
         return self._tell(world, len(world.actors) - 1, 0, m.Started())
 
@@ -297,7 +298,8 @@ class Simulation(Rules):
             yield f"reads {name}", False, self._later(job, Task(job.task.action, read=read))
         else:
             tip, committed = next((tip, log) for name, _, tip, log in read if name == self.names[0])
-            event = m.SinksRead(tip, tuple((name, epoch) for name, epoch, _, _ in read), committed=committed)
+            epochs = tuple((name, epoch) for name, epoch, _, _ in read if epoch >= 0)
+            event = m.SinksRead(tip, epochs, committed=committed, away=self.away(job.world, tip))
             if self.scenario.tells_recorded:
                 forgotten = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
                 event = replace(event, recorded=job.world.recorded, acknowledged=forgotten)
@@ -308,7 +310,7 @@ class Simulation(Rules):
             yield "fails", True, self._hear(job, m.Failed(retry=True))
 
     def _read(self, world: World, name: str) -> tuple[str, int, str, int]:
-        """What a sink tells of itself: its name, epoch and tip, and the epoch that its log holds."""
+        """What a sink tells of itself: its name, epoch (-1: unreadable) and tip, and the epoch that its log holds."""
         sink = world.sinks[self.names.index(name)]
         return name, len(sink.chain), sink.tip, len(sink.chain)
 
@@ -319,12 +321,21 @@ class Simulation(Rules):
             yield "finds nothing", False, self._hear(job, m.NothingToPlan())
         else:
             attempt = f"{actor.number}.{actor.attempts + 1}"
-            entry = Entry(action.epoch, attempt, action.base, start, self.cut(actor, start))
-            actor = actor._replace(attempts=actor.attempts + 1, plans=(*actor.plans, entry))
             event = m.Planned(action.epoch, attempt, action.base)
-            yield f"makes {attempt}", False, self._hear(job, event, world.with_actor(job.place, actor))
+            made = Entry(action.epoch, attempt, action.base, start, self.cut(actor, start))
+            for verb, fault, entry, after in self.made(job, made):
+                planner = after.actors[job.place]._replace(attempts=actor.attempts + 1, plans=(*actor.plans, entry))
+                yield f"makes {attempt}{verb}", fault, self._hear(job, event, after.with_actor(job.place, planner))
         if job.faults:
             yield "fails", True, self._hear(job, m.Failed(retry=True))
+
+    def made(self, job: Job, entry: Entry) -> Iterator[tuple[str, bool, Entry, World]]:
+        """The entries that a plan may become."""
+        yield "", False, entry, job.world
+
+    def away(self, world: World, tip: str) -> tuple[str, ...]:
+        """The sinks that the epoch of an attempt has set aside."""
+        return ()
 
     def _end_of(self, world: World, actor: Actor, attempt: str) -> int:
         """Where the slice of an attempt ends that is decided or in flight."""
@@ -335,17 +346,19 @@ class Simulation(Rules):
         write = job.task.write
         if write is not None:
             world = world.with_actor(job.place, actor._replace(generation=write.generation))
-            yield from self._sent(job._replace(world=world), write, m.Claimed(*write.tip), failed)
+            claimed = m.Claimed(*write.tip, away=self.away(world, write.tip[1]))
+            yield from self._sent(job._replace(world=world), write, claimed, failed)
             return
         tip = (len(sink.chain), sink.tip)
+        claimed = m.Claimed(*tip, away=self.away(world, sink.tip))
         if self.missing(sink):
             world = world.with_actor(job.place, actor._replace(generation=1))
-            yield "finds no table", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
+            yield "finds no table", False, self._later(job, Task(job.task.action, answer=claimed), world)
         elif action.again and sink.holder != actor.number:
             yield "is refused", False, self._hear(job, m.Fenced())
         elif sink.holder == actor.number and not action.again:  # an earlier claim of ours, whose answer was lost
             world = world.with_actor(job.place, actor._replace(generation=sink.generation))
-            yield "finds its own", False, self._later(job, Task(job.task.action, answer=m.Claimed(*tip)), world)
+            yield "finds its own", False, self._later(job, Task(job.task.action, answer=claimed), world)
         else:
             write = Write(0, sink.version, actor.number, sink.generation + 1, tip)
             yield "is sent", False, self._later(job, Task(job.task.action, write=write))

@@ -9,21 +9,29 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from firnline.epoch import messages as m
+from firnline.sinks.known import KnownSink
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Entry(NamedTuple):
-    """One epoch of a chain: its author, what it stands on, and the items after `start` up to `end`."""
+    """One epoch of a chain: its author, what it stands on, and the items after `start` up to `end`.
+
+    The rest matters to followers alone: see `followers`.
+    """
 
     epoch: int
     attempt: str
     base: str
     start: int
     end: int
+    lanes: int = 1  # that deliver it
+    known: tuple[KnownSink, ...] = ()  # what it remembers of the followers
+    copied: int = 0  # the sink that gets a copy of everything up to `end`; 0: none
+    back_to: int = -1  # the epoch that a rollback goes back to; -1: no rollback
 
 
 class Unit(NamedTuple):
@@ -77,6 +85,40 @@ class Sink(NamedTuple):
         return self.chain[-1].attempt if self.chain else ""
 
 
+Row: TypeAlias = tuple[int, int]  # epoch and item
+
+
+class Lane(NamedTuple):
+    """The head of one lane of a follower: the newest complete epoch, and how many rows of the next one it holds."""
+
+    generation: int = 0
+    run: int = 0
+    epoch: int = 0
+    attempt: str = ""
+    partial: str = ""
+    row: int = 0
+    producer: int = 0  # moves with every new producer: what an older one has sent is refused
+    owner: int = 0  # the run that has the newest producer
+    open: tuple[Lane, ...] | None = None  # the heads of all lanes when the open transaction began
+    has_head: bool = True  # else it is a partition that nobody has claimed yet
+
+
+class Target(NamedTuple):
+    """What a follower holds. `chain` is not kept: heads name entries."""
+
+    lanes: tuple[Lane, ...] = ()
+    rows: tuple[Row, ...] = ()  # as they became visible
+    highest: int = 0  # the newest epoch that it ever held whole
+    given: tuple[Row, ...] = ()  # rows from before `since`
+    since: int = 0  # it gets every later epoch
+    went_back: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that all lanes hold."""
+        return min((lane.epoch for lane in self.lanes if lane.has_head), default=0)
+
+
 class Write(NamedTuple):
     """A write on its way to a sink; without an entry it registers a generation.
 
@@ -90,6 +132,10 @@ class Write(NamedTuple):
     tip: tuple[int, str]
     entry: Entry | None = None
     drop: int = 0  # a person discards the units from this epoch on
+    lane: int = 0  # of a follower
+    expected: Lane | None = None  # the head that it was checked against
+    head: Lane | None = None  # the head that it leaves
+    rows: tuple[Row, ...] = ()
 
 
 class Pick(NamedTuple):
@@ -133,6 +179,9 @@ class Budget(NamedTuple):
     discards: int = 0  # by a person; retries of what was set aside, too
     rejects: int = 0  # units that a committer finds invalid
     reshards: int = 0
+    asides: int = 0  # followers that are set aside
+    backs: int = 0  # followers that are restored from a backup
+    edits: int = 0  # by a person: a follower is resumed or copied anew, a rollback
 
 
 NO_FAULTS = Budget()
@@ -141,7 +190,7 @@ NO_FAULTS = Budget()
 class World(NamedTuple):
     """Everything there is: the source holds the integers after `forgotten`. `broken` names a rule that a move broke."""
 
-    sinks: tuple[Sink, ...]
+    sinks: tuple[Any, ...]  # a Sink, or the Target of a follower
     actors: tuple[Actor, ...]
     budget: Budget
     ledger: tuple[Entry, ...] = ()
@@ -150,13 +199,15 @@ class World(NamedTuple):
     late: tuple[int, ...] = ()
     picks: tuple[Pick, ...] = ()
     broken: str = ""
+    outbox: frozenset[str] = frozenset()  # attempts whose files wait there
+    folded: int = 0  # ledger entries of older epochs are folded
 
     def with_actor(self, index: int, actor: Actor) -> World:
         """This world with another state of one run."""
         actors = (*self.actors[:index], actor, *self.actors[index + 1 :])
         return World(self.sinks, actors, *self[2:])
 
-    def with_sink(self, index: int, sink: Sink) -> World:
+    def with_sink(self, index: int, sink: Sink | Target) -> World:
         """This world with another state of one sink."""
         return World((*self.sinks[:index], sink, *self.sinks[index + 1 :]), *self[1:])
 
@@ -180,6 +231,11 @@ class Scenario:
     once: bool = True
     late_writes: bool = True
     tables_exist: bool = True  # else the first commit makes a sink's table, and only that carries the claim
+    followers: tuple[str, ...] = ()  # sinks that are delivered from the outbox
+    lanes: tuple[int, ...] = (1,)  # of the last follower, by run; the last number holds for all later runs
+    ranges: tuple[int, ...] = (9,)  # rows in one transaction, by run
+    stranger: bool = False  # the last follower holds an epoch of another pipeline of the same name
+    sweeps: bool = True
     tells_recorded: bool = True  # whether a run can read how far its predecessors recorded and acknowledged
     budget: Budget = NO_FAULTS
 
