@@ -37,6 +37,9 @@ within the rollback window (checkpoint.rollback_window), no copy in the store or
 the tiers and no savepoint needs. The newest checkpoint.keep_checkpoints stay.
 While a run is active, gc leaves the remote tier to the run.
 
+The outbox is left to runs, which delete what every sink holds after
+outbox.keep; gc shows its size.
+
 Output (JSON fields):
   table, dry_run, version, files, size_bytes, kinds {kind: {files, size_bytes}},
   kept {reason: files}, entries_folded, entries_swept, listed,
@@ -44,6 +47,7 @@ Output (JSON fields):
   tables [{...}], one of these per table
   state  of a spec with operators: [{home, tier (home, remote), dry_run,
          checkpoints, files, size_bytes, kept (complete checkpoints), notes}]
+  outbox of a spec with several sinks: {files, size_bytes}
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -131,12 +135,30 @@ def _collect(
         bodies = [asdict(report) for report in collected.reports]
         body: dict[str, Any] = bodies[0] if len(targets) == 1 and bodies else {"tables": bodies}
         state = {} if collected.state is None else {"state": [asdict(one) for one in collected.state]}
-        common.out.json({**body, **state})
+        outbox = _load_outbox(options)
+        common.out.json({**body, **state, **({} if outbox is None else {"outbox": outbox})})
         return collected
     for sink in find_other_sinks(options):
         common.out.line(f"{sink}: nothing to collect in a sink of this kind")
     _show_state(common.out, collected.state or [])
+    if (outbox := _load_outbox(options)) is not None:
+        common.out.line(
+            f"outbox: {count_text(outbox['files'], 'file')}, {size_text(outbox['size_bytes'])}, left to runs"
+        )
     return collected
+
+
+def _load_outbox(options: PipelineOptions | None) -> dict[str, Any] | None:
+    """Return the size of the outbox; None without a spec, with one sink, or if it cannot be listed."""
+    from firnline.history.sinks import load_outbox
+    from firnline.run.open_pipeline import open_pipeline
+
+    if options is None or (not options.sinks[1:] and options.journal is None):
+        return None
+    try:
+        return load_outbox(open_pipeline(options))
+    except (CheckpointError, SinkError, OSError):
+        return None
 
 
 def _sweep_state(options: PipelineOptions, seconds: float, *, dry_run: bool) -> list[StateSwept]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.names import outbox_folder
 from firnline.run.commits import staged_for
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import has_died, load_runs
@@ -100,3 +101,11 @@ def bytes_behind(pipeline: OpenPipeline, sink: Sink, epoch: int, decided: Head) 
     except LedgerHoleError:
         return None
     return found
+
+
+def load_outbox(pipeline: OpenPipeline) -> dict[str, Json] | None:
+    """Return how many files lie in the outbox, and their size; None if the pipeline has one sink alone."""
+    if not pipeline.sinks[1:]:
+        return None
+    sizes = [file.size_bytes for file in pipeline.storage.list(outbox_folder(pipeline.options.name))]
+    return {"files": len(sizes), "size_bytes": sum(sizes)}

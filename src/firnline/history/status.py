@@ -11,10 +11,10 @@ from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
 from firnline.history.inputs import load_inputs
-from firnline.history.sinks import behind_unread, bytes_behind, find_next_tries
+from firnline.history.sinks import behind_unread, bytes_behind, find_next_tries, load_outbox
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
-from firnline.names import JOURNAL, outbox_folder
+from firnline.names import JOURNAL
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, has_died, load_runs
@@ -147,18 +147,10 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         operators=snapshots,
         shards=(head.checkpoint.shards if head.checkpoint else 0) or max((s.shards for s in snapshots), default=None),
         copies=load_copies(pipeline, head, runs[0].get("copies_failing") if runs else None),
-        outbox=_load_outbox(pipeline),
+        outbox=load_outbox(pipeline),
         lease=load_lease(pipeline),
         control=control,
     )
-
-
-def _load_outbox(pipeline: OpenPipeline) -> dict[str, Json] | None:
-    """Return how many files lie in the outbox, and their size; None if no sink is fed from it."""
-    if not pipeline.sinks[1:]:
-        return None
-    sizes = [file.size_bytes for file in pipeline.storage.list(outbox_folder(pipeline.options.name))]
-    return {"files": len(sizes), "size_bytes": sum(sizes)}
 
 
 def _find_hole(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> str | None:

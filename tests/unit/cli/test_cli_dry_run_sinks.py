@@ -101,6 +101,10 @@ def test_secrets_of_followers_appear_nowhere(spec: Path, capfd: pytest.CaptureFi
         run_command([*command, "--debug"])
         answer = capfd.readouterr()
         shown += answer.out + answer.err
+    assert run_command(["gc", "--dry-run", "--json"]) == 0
+    answer = capfd.readouterr().out
+    assert json.loads(answer)["outbox"]["files"] > 0, "rows wait for the four"
+    shown += answer
     for name in ("db", "words", "cache", "topic"):  # a required sink that is away ends the command with an error
         lines = [line.replace("required: false", "required: true") for line in FOLLOWERS.splitlines(keepends=True)]
         start = next(number for number, line in enumerate(lines) if f"name: {name}" in line)
