@@ -86,15 +86,20 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
         common.out.json({"pipeline": pipeline.options.name, "epoch": epoch, "sinks": rows})
         return 0
     for row in rows:
-        away = f"set aside: {row['set_aside']}" if row["set_aside"] else ""
-        row["state"] = away or row["error"] or ("decides" if row["decides"] else "in sync")
-        if row["state"] == "in sync" and row["epochs_behind"]:
-            row["state"] = "catching up"
+        if row["set_aside"]:
+            row["state"] = "set aside"
+        elif row["error"]:
+            row["state"] = "cannot be read" if row["epoch"] is None else "fails"
+        else:
+            row["state"] = "decides" if row["decides"] else "catching up" if row["epochs_behind"] else "in sync"
         is_read = row["epoch"] is not None  # otherwise the newest checkpoint says what it held, or more by now
         row["holds"] = row["epoch"] if is_read else _bound("≥", row["last_known_epoch"])
         row["lacks"] = row["epochs_behind"] if is_read else _bound("≤", row["epochs_behind"])
         row["waiting"] = size_text(row["bytes_behind"]) if row["bytes_behind"] else ""
     common.out.table(COLUMNS, rows)
+    for row in rows:
+        if reason := row["set_aside"] or row["error"]:
+            common.out.sentence(f"{row['name']}: {reason}")
     return 0
 
 

@@ -102,9 +102,9 @@ def test_secrets_of_followers_appear_nowhere(spec: Path, capfd: pytest.CaptureFi
         answer = capfd.readouterr()
         shown += answer.out + answer.err
     assert run_command(["gc", "--dry-run", "--json"]) == 0
-    answer = capfd.readouterr().out
-    assert json.loads(answer)["outbox"]["files"] > 0, "rows wait for the four"
-    shown += answer
+    answer = capfd.readouterr()
+    assert json.loads(answer.out)["outbox"]["files"] > 0, "rows wait for the four"
+    shown += answer.out + answer.err
     for name in ("db", "words", "cache", "topic"):  # a required sink that is away ends the command with an error
         lines = [line.replace("required: false", "required: true") for line in FOLLOWERS.splitlines(keepends=True)]
         start = next(number for number, line in enumerate(lines) if f"name: {name}" in line)
@@ -115,6 +115,7 @@ def test_secrets_of_followers_appear_nowhere(spec: Path, capfd: pytest.CaptureFi
         assert name in answer.err
         shown += answer.out + answer.err
     assert "cannot be used" in shown
+    assert "cannot be read" in shown, "in the list of sinks"
     assert SECRET not in shown
     written = [path for path in spec.parent.rglob("*") if path.is_file() and path != spec]
     assert any("ledger" in str(path) for path in written)
