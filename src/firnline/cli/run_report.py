@@ -170,9 +170,10 @@ class RunTotals(Observer):
     def sources(self, unreachable: Mapping[str, str | None]) -> None:
         self.unreachable = [reason for reason in unreachable.values() if reason]
 
-    def resting(self, seconds: float, failures: int) -> None:
+    def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         self.restarts += 1
-        self.doing = f"retries in {time_text(seconds)}"
+        if not optional:
+            self.doing = f"retries in {time_text(seconds)}"
 
     def replication(self, lag: Replication) -> None:
         self.lag = lag
@@ -379,8 +380,9 @@ class RunReporter(Observer):
         if error.retryable:  # any other failure ends the run, which reports it
             self._say(f"failed: {error.message}")
 
-    def resting(self, seconds: float, failures: int) -> None:
-        self._say(f"retrying in {time_text(seconds)} (failure {failures} of at most {self._attempts})")
+    def resting(self, seconds: float, failures: int, optional: str = "") -> None:
+        limit = f"sink {optional} is optional: the others go on" if optional else f"of at most {self._attempts}"
+        self._say(f"retrying in {time_text(seconds)} (failure {failures}{'; ' if optional else ' '}{limit})")
 
 
 class FieldsReporter(RunReporter):
@@ -422,7 +424,7 @@ class FieldsReporter(RunReporter):
             fields = {"code": error.code, "reason": error.message, "failures": failures}
             self._log("warning", "step failed", fields)
 
-    def resting(self, seconds: float, failures: int) -> None:
+    def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         self._log("info", "retrying", {"seconds": round(seconds, 3), "failures": failures, "attempts": self._attempts})
 
 

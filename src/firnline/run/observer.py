@@ -150,8 +150,9 @@ class Observer:
     def trouble(self, error: FirnlineError, failures: int) -> None:
         """Something failed. The run retries after a back-off."""
 
-    def resting(self, seconds: float, failures: int) -> None:
-        """The back-off after `failures` consecutive failures has started."""
+    def resting(self, seconds: float, failures: int, optional: str = "") -> None:
+        """The back-off after `failures` consecutive failures has started; `optional` is the sink that failed, if it
+        holds up nobody and is tried without end."""
 
     def left_staged(self, epochs: int, table: str, behind: list[str]) -> None:
         """The run ends. `epochs` epochs wait for the table's committer; the sinks `behind` wait for the next run."""

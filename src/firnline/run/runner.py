@@ -395,7 +395,7 @@ class Runner:
                     self._sinks_next_try[sink] = moment.isoformat()
                     self._aside("stage", lambda: self._log.note(now=True, sinks_next_try=dict(self._sinks_next_try)))
                 if failures:
-                    self._observer.resting(delay, failures)
+                    self._observer.resting(delay, failures, self._optional(sink))
                 else:
                     self._report_idle()
                     self._aside(self._deciding_lane, self._check_holder)
@@ -406,6 +406,10 @@ class Runner:
     @property
     def _deciding_lane(self) -> str:
         return f"sink {self._pipeline.deciding.name}"
+
+    def _optional(self, name: str) -> str:
+        """Return the name if an optional sink has it."""
+        return next((sink.name for sink in self._pipeline.sinks if sink.name == name and not sink.required), "")
 
     def _delay(self, failures: int) -> float:
         if not failures:

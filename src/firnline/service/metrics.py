@@ -198,7 +198,7 @@ class PipelineMetrics(Observer, Collector):
             if isinstance(error, SinkError):
                 self._failed[str(error.fields.get("sink") or "")] += 1
 
-    def resting(self, seconds: float, failures: int) -> None:
+    def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         with self._lock:
             self._counts["restarts"] += 1
 

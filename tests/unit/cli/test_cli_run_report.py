@@ -178,3 +178,15 @@ def test_the_live_screen_names_sinks_that_lag_or_are_set_aside() -> None:
     screen = StringIO()
     Console(file=screen, width=60).print(LiveDisplay(tally, screen).draw())
     assert "sink shop is 2 epochs (4.1 KB) behind" in screen.getvalue()
+
+
+def test_a_retry_of_an_optional_sink_does_not_look_like_the_end_of_the_run() -> None:
+    said: list[str] = []
+    tally = RunTotals(FakeTime())
+    run = Observers(RunReporter(said.append, attempts=5), tally)
+    run.running(3)
+    run.resting(1.25, 7, "cache")
+    assert said == ["retrying in 1.2 s (failure 7; sink cache is optional: the others go on)"]
+    assert tally.doing == "epoch 3 runs"
+    run.resting(1.25, 2)
+    assert said[1] == "retrying in 1.2 s (failure 2 of at most 5)"
