@@ -202,3 +202,18 @@ def test_the_commands_show_a_plan_and_say_what_they_did(
     for words in (["dead-letters", "list"], ["trace", "demo/2/files/0"]):
         assert run_command(words) == 0
     assert "dead letter demo/1/files/2" in capsys.readouterr().out
+
+
+def test_a_pipeline_that_decides_in_its_journal_answers_letters(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), refused=3, on_bad_row="dead_letter")
+    options = make_options(max_files=1, sinks=(copy,), home=tmp_path / "home")
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    assert [letter["values"]["id"] for letter in letters(options)] == [3]
+    taking = replace(options, sinks=(replace(copy, refused=None),))
+    assert retry(taking) == 1
+    run_to_end(taking)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+    assert letters(taking) == []
