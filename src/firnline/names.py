@@ -188,6 +188,7 @@ def parked_name(attempt: str, unique: str) -> str:
     return f"parked-{attempt}-{unique}.arrow"
 
 
+_ANSWERED = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.answered\.json")
 _ANSWERS = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.answers\.json")
 _DEAD_LETTER = re.compile(r"([0-9]{20})-([0-9a-f]{16})-[0-9]{12}\.json")
 
@@ -211,6 +212,17 @@ def answers_name(epoch: int, attempt: str) -> str:
 def answers_attempt(key: str) -> tuple[int, str] | None:
     """The epoch and attempt of a list of answered dead letters; None for any other file."""
     match = _ANSWERS.fullmatch(key.rsplit("/", 1)[-1])
+    return (int(match[1]), match[2]) if match else None
+
+
+def answered_name(epoch: int, attempt: str) -> str:
+    """The file name of the list of dead letters that a decided epoch has answered."""
+    return f"{epoch:020d}-{attempt}.answered.json"
+
+
+def answered_attempt(key: str) -> tuple[int, str] | None:
+    """The epoch and attempt of such a list of a decided epoch; None for any other file."""
+    match = _ANSWERED.fullmatch(key.rsplit("/", 1)[-1])
     return (int(match[1]), match[2]) if match else None
 
 

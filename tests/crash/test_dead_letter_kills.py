@@ -15,6 +15,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
 from firnline.sinks.dead_letters import Answers
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.known import KnownSink
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput
@@ -86,3 +87,34 @@ def test_of_two_retries_at_once_one_delivers(
     run_to_end(options)
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids
     assert load_dead_letters(open_pipeline(options)) == []
+
+
+def test_a_command_that_wakes_late_undoes_no_answer_of_another(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("1.json", 6)
+    refusing, options = (pipeline_in(tmp_path, make_options, refused) for refused in (REFUSED, None))
+    run_to_end(refusing)
+    late: list[tuple[dict[str, KnownSink], int]] = []
+    real, put = LetterEdit._settle, Answers.put
+
+    def sleep(self: LetterEdit, known: dict[str, KnownSink], epoch: int) -> None:
+        late.append((known, epoch))  # the first command sleeps here, once its epoch is decided
+
+    monkeypatch.setattr(LetterEdit, "_settle", sleep)
+    retry(refusing)
+    monkeypatch.setattr(LetterEdit, "_settle", real)
+    run_to_end(refusing)  # refused again: a letter of epoch 2
+
+    def put_and_wake(self: Answers, storage: object) -> None:
+        put(self, storage)  # type: ignore[arg-type]
+        real(LetterEdit(open_pipeline(options), "retry"), *late[-1])
+
+    monkeypatch.setattr(Answers, "put", put_and_wake)
+    retry(options)
+    for _ in range(2):
+        assert load_dead_letters(open_pipeline(options)) == []
+        real(LetterEdit(open_pipeline(options), "retry"), *late[-1])
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids

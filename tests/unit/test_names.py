@@ -66,6 +66,8 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "progress_folder": [((P, "copy"), "_firnline/orders/progress/copy")],
     "progress_name": [((42,), "00000000000000000042.json")],
     "progress_number": [(("x/00000000000000000042.json",), 42), (("x/.0.tmp",), None)],
+    "answered_name": [((7, A), f"{EPOCH}-{A}.answered.json")],
+    "answered_attempt": [((f"x/{EPOCH}-{A}.answered.json",), (7, A)), ((f"x/{EPOCH}-{A}.answers.json",), None)],
     "answers_name": [((7, A), f"{EPOCH}-{A}.answers.json")],
     "answers_attempt": [((f"x/{EPOCH}-{A}.answers.json",), (7, A)), ((f"x/{EPOCH}-{A}-000000000042.json",), None)],
     "outbox_name": [((A, U), f"{A}-{U}.arrow")],

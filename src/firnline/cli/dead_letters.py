@@ -145,7 +145,7 @@ def drop(
     consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
-    """Drop dead letters: their values are deleted, and the sink never gets them."""
+    """Drop dead letters: the sink never gets them, and their values are deleted."""
     return _answer("drop", spec, (sink, epoch, reason), take_over, consent, common)
 
 

@@ -5,16 +5,16 @@ even if the sink would take one of them by then.
 
 A letter is answered by an epoch that reads nothing: it delivers the row once more, or drops it. The list of letters
 that the epoch answers is durable before the epoch is decided, and counts once the checkpoint names the epoch's attempt
-(`KnownSink.answers`). Then `settle` takes the rows out of their files. The next answer is decided after that, so the
-newest attempt is enough to remember. The number of an answered row stays in its file while its epoch may be delivered
-again.
+(`KnownSink.answers`). Then `settle` marks the list as decided, under another name. The next answer is decided after
+that, so the newest attempt is enough to remember. No file is ever changed, so a command that sleeps and wakes late does
+no harm. A decided list stays while an epoch that it names may be delivered again.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.names import (
+    answered_attempt,
+    answered_name,
     answers_attempt,
     answers_name,
     dead_letter_attempt,
@@ -63,7 +65,6 @@ class LetterFile:
     attempt: str  # of the ledger entry
     letters: Sequence[DeadLetter]
     rows: pa.Table
-    answered: Mapping[int, Mapping[str, Json]]  # by row number: `action`, and the `epoch` that answered it
 
     def to_bytes(self) -> bytes:
         """Return the durable form."""
@@ -76,7 +77,6 @@ class LetterFile:
                     "attempt": self.attempt,
                     "letters": [letter.to_json() for letter in self.letters],
                     "rows": base64.b64encode(_to_ipc(self.rows)).decode(),
-                    "answered": [{"row": row, **self.answered[row]} for row in sorted(self.answered)],
                 }
             )
         )
@@ -93,26 +93,15 @@ class LetterFile:
                 attempt=str(body["attempt"]),
                 letters=[DeadLetter.from_json(letter) for letter in body["letters"]],
                 rows=_from_ipc(base64.b64decode(body["rows"])),
-                answered={
-                    int(one["row"]): {"action": one["action"], "epoch": one["epoch"]} for one in body["answered"]
-                },
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 
-    def without(self, rows: Collection[int], action: str, epoch: int) -> LetterFile:
-        """Return the file without the values of these rows, which an epoch has answered."""
+    def without(self, rows: Collection[int]) -> LetterFile:
+        """Return the file without these rows."""
         kept = [place for place, letter in enumerate(self.letters) if letter.row not in rows]
-        gone = {letter.row: {"action": action, "epoch": epoch} for letter in self.letters if letter.row in rows}
-        return LetterFile(
-            self.pipeline,
-            self.sink,
-            self.epoch,
-            self.attempt,
-            [self.letters[place] for place in kept],
-            self.rows.take(pa.array(kept, pa.int64())),
-            {**self.answered, **gone},
-        )
+        letters = [self.letters[place] for place in kept]
+        return replace(self, letters=letters, rows=self.rows.take(pa.array(kept, pa.int64())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +117,7 @@ class DeadLetters:
     def put(self, letters: Sequence[DeadLetter], rows: pa.Table) -> None:
         """Add letters with their rows; durable on return. A repeat with the same first row replaces the same file."""
         name = dead_letter_name(self.epoch, self.attempt, min(letter.row for letter in letters))
-        file = LetterFile(self.pipeline, self.sink, self.epoch, self.attempt, letters, rows, {})
+        file = LetterFile(self.pipeline, self.sink, self.epoch, self.attempt, letters, rows)
         fault_point("letter.put.before")
         self.storage.put(f"{dead_letters_folder(self.pipeline, self.sink)}/{name}", file.to_bytes())
         fault_point("letter.put.after")
@@ -138,8 +127,10 @@ class DeadLetters:
         found: set[int] = set()
         for key in list_dead_letters(self.storage, self.pipeline, self.sink):
             if dead_letter_attempt(key) == (self.epoch, self.attempt):
-                file = read_letter_file(self.storage, key)
-                found |= {letter.row for letter in file.letters} | file.answered.keys()
+                found |= {letter.row for letter in read_letters(self.storage, key)}
+        for key, rows in _load_decided(self.storage, self.pipeline, self.sink).items():
+            if dead_letter_attempt(key) == (self.epoch, self.attempt):
+                found |= rows
         return frozenset(found)
 
 
@@ -154,7 +145,7 @@ def read_letter_file(storage: Storage, key: str) -> LetterFile:
 
 
 def read_letters(storage: Storage, key: str) -> list[DeadLetter]:
-    """Read the letters of one file that are not answered. Raises DamagedError if it is damaged."""
+    """Read the letters of one file. Raises DamagedError if it is damaged."""
     return list(read_letter_file(storage, key).letters)
 
 
@@ -172,17 +163,40 @@ class Answers:
     action: Answer
     rows: Mapping[str, Sequence[int]]
 
-    @property
-    def key(self) -> str:
-        """Where the list is stored."""
-        return f"{dead_letters_folder(self.pipeline, self.sink)}/{answers_name(self.epoch, self.attempt)}"
-
     def put(self, storage: Storage) -> None:
         """Store the list; durable on return. It counts once the epoch is decided."""
-        body = {"epoch": self.epoch, "attempt": self.attempt, "action": self.action, "rows": dict(self.rows)}
         fault_point("letter.answers.before")
-        storage.put(self.key, canonical(seal(body)))
+        storage.put(self._key(answers_name), self._to_bytes())
         fault_point("letter.answers.after")
+
+    def mark_decided(self, storage: Storage) -> None:
+        """Store the list as one whose epoch is decided; durable on return."""
+        fault_point("letter.settle.before")
+        storage.put(self._key(answered_name), self._to_bytes())
+        fault_point("letter.settle.after")
+
+    def _key(self, name: Callable[[int, str], str]) -> str:
+        return f"{dead_letters_folder(self.pipeline, self.sink)}/{name(self.epoch, self.attempt)}"
+
+    def _to_bytes(self) -> bytes:
+        body = {"epoch": self.epoch, "attempt": self.attempt, "action": self.action, "rows": dict(self.rows)}
+        return canonical(seal(body))
+
+
+def _read_answers(storage: Storage, pipeline: str, sink: str, key: str) -> Answers:
+    body = unseal(parse(storage.get(key), key), key)
+    rows = {str(name): [int(row) for row in numbers] for name, numbers in body["rows"].items()}
+    return Answers(pipeline, sink, int(body["epoch"]), str(body["attempt"]), body["action"], rows)
+
+
+def _load_decided(storage: Storage, pipeline: str, sink: str) -> dict[str, set[int]]:
+    """Read the rows of all lists that are marked as decided, by the key of their file of letters."""
+    found: dict[str, set[int]] = {}
+    for key in _list_keys(storage, pipeline, sink):
+        if answered_attempt(key) is not None:
+            for name, rows in _read_answers(storage, pipeline, sink, key).rows.items():
+                found.setdefault(name, set()).update(rows)
+    return found
 
 
 def load_answered(storage: Storage, pipeline: str, sink: str, known: KnownSink | None) -> Answers | None:
@@ -190,50 +204,50 @@ def load_answered(storage: Storage, pipeline: str, sink: str, known: KnownSink |
     for key in _list_keys(storage, pipeline, sink):
         found = answers_attempt(key)
         if found is not None and known is not None and found[1] == known.answers:
-            body = unseal(parse(storage.get(key), key), key)
-            rows = {str(name): [int(row) for row in numbers] for name, numbers in body["rows"].items()}
-            return Answers(pipeline, sink, int(body["epoch"]), str(body["attempt"]), body["action"], rows)
+            return _read_answers(storage, pipeline, sink, key)
     return None
 
 
 def load_letter_files(storage: Storage, pipeline: str, sink: str, known: KnownSink | None) -> dict[str, LetterFile]:
     """Read the files of a sink's letters, without rows whose answer is decided, by key and so by epoch and row."""
+    answers = load_answered(storage, pipeline, sink, known)  # first: it may be marked as decided meanwhile
+    answered = _load_decided(storage, pipeline, sink)
+    for key, rows in answers.rows.items() if answers is not None else ():
+        answered.setdefault(key, set()).update(rows)
     files = {key: read_letter_file(storage, key) for key in list_dead_letters(storage, pipeline, sink)}
-    answers = load_answered(storage, pipeline, sink, known)
-    if answers is not None:
-        for key, rows in answers.rows.items():
-            if key in files:
-                files[key] = files[key].without(rows, answers.action, answers.epoch)
-    return files
+    return {key: file.without(answered.get(key, ())) for key, file in files.items()}
 
 
-def settle(storage: Storage, pipeline: str, sink: str, known: KnownSink) -> None:
-    """Take answered rows out of their files, and delete what nothing needs any more. A repeat changes nothing.
+def settle(storage: Storage, pipeline: str, sink: str, known: KnownSink, epoch: int) -> None:
+    """Mark the newest answer as decided, and delete what nothing needs any more. A repeat changes nothing.
 
-    The caller holds the newest generation and gives what the newest checkpoint knows: a list of another attempt than
-    `known.answers` is settled, or was never decided and never will be.
+    `known` is what the checkpoint of `epoch` knows of the sink. A list of that epoch or an older one, of another
+    attempt than `known.answers`, is settled or never will be decided. A newer list may be another command's.
     """
     answers = load_answered(storage, pipeline, sink, known)
     if answers is not None:
-        for key, rows in answers.rows.items():
-            try:
-                file = read_letter_file(storage, key)
-            except FileNotFoundError:
-                continue  # settled and swept
-            fault_point("letter.settle.before")
-            storage.put(key, file.without(rows, answers.action, answers.epoch).to_bytes())
-            fault_point("letter.settle.after")
-    waiting = list_outbox(storage, pipeline)
+        answers.mark_decided(storage)
+    waiting, decided = list_outbox(storage, pipeline), _load_decided(storage, pipeline, sink)
+
+    def is_final(key: str) -> bool:
+        """Whether the epoch of a file of letters can no longer be delivered."""
+        found = dead_letter_attempt(key)
+        return found is None or (found[0] <= known.held and found[1] not in waiting)
+
     for key in list(_list_keys(storage, pipeline, sink)):
-        if answers_attempt(key) is None:
-            found = dead_letter_attempt(key)
-            if found is None or found[0] > known.held or found[1] in waiting:
-                continue  # its epoch may be delivered again, without the answered rows
-            if read_letter_file(storage, key).letters:
-                continue
-        fault_point("letter.sweep.before")
-        storage.delete(key)
-        fault_point("letter.sweep.after")
+        undecided = answers_attempt(key)
+        if undecided is not None:
+            is_done = undecided[0] <= epoch
+        elif answered_attempt(key) is not None:
+            named = _read_answers(storage, pipeline, sink, key).rows
+            left = set(list_dead_letters(storage, pipeline, sink))
+            is_done = all(is_final(name) and name not in left for name in named)
+        else:
+            is_done = key in decided and not read_letter_file(storage, key).without(decided[key]).letters
+        if is_done:
+            fault_point("letter.sweep.before")
+            storage.delete(key)
+            fault_point("letter.sweep.after")
 
 
 def _list_keys(storage: Storage, pipeline: str, sink: str) -> Iterator[str]:

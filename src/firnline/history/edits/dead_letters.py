@@ -96,7 +96,8 @@ class LetterEdit:
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             head = pipeline.deciding.load()
             known = known_sinks(head.checkpoint)
-            self._settle({name: one for name, one in known.items() if name in letter_sinks(pipeline)})
+            sinks = letter_sinks(pipeline)
+            self._settle({name: one for name, one in known.items() if name in sinks}, head.epoch)
             entry, after = self._entry(head, generation, run)
             answered[:] = [(self._plan(head), after)]
             return entry, pipeline.deciding.load_committed()
@@ -108,14 +109,14 @@ class LetterEdit:
             receipt = perform_edit(pipeline, run, look, tell, skip=sorted({str(one["sink"]) for one in plan.plan}))
         plan, after = answered[0]
         try:
-            self._settle(after)
+            self._settle(after, receipt.epoch)
         except (OSError, FirnlineError) as error:
             logger.warning("answered dead letters are taken away later", extra={"reason": str(error)})
         return replace(plan, new_epoch=receipt.epoch), receipt
 
-    def _settle(self, known: dict[str, KnownSink]) -> None:
+    def _settle(self, known: dict[str, KnownSink], epoch: int) -> None:
         for sink, one in known.items():
-            settle(self._pipeline.storage, self._pipeline.options.name, sink, one)
+            settle(self._pipeline.storage, self._pipeline.options.name, sink, one, epoch)
 
     def _find(self, head: Head) -> dict[str, _Chosen]:
         known, wanted = known_sinks(head.checkpoint), self._wanted.sink
