@@ -527,7 +527,8 @@ def _finish(turn: _Turn) -> None:
     state = turn.state
     if not (state.stopping or state.exhausted) or state.slots or state.planning is not None:
         return
-    if state.recorded < state.settled or state.settled < state.committed or state.acknowledging:
+    reached = state.settled if state.stopping else _reached(state, lambda s: s.epoch)  # a sink may have gone back
+    if state.recorded < state.settled or reached < state.committed or state.acknowledging:
         return
     if not any(s.busy for s in state.sinks):
         _stop(turn, 0)

@@ -174,10 +174,10 @@ MUTANTS = {
         "if sink.epoch < state.committed + (sink.name != state.deciding.name and bool(state.slots)):",
     ),
     "a run ends before its last epoch is recorded": Mutant(
-        PLAIN, "if state.recorded < state.settled or state.settled", "if state.settled"
+        PLAIN, "if state.recorded < state.settled or reached", "if reached"
     ),
     "a run ends before further sinks are level": Mutant(
-        FAULT, "state.settled < state.committed or state.acknowledging:", "state.acknowledging:"
+        FAULT, "reached < state.committed or state.acknowledging:", "state.acknowledging:"
     ),
     "nothing to do, though a sink lags": Mutant(
         CRASH, "return bool(state.slots) or lags or", "return bool(state.slots) or"

@@ -374,6 +374,17 @@ def test_a_sink_that_went_back_is_joined_again_and_gets_what_it_lost() -> None:
     assert state.settled == 1  # it was settled once
 
 
+def test_a_run_does_not_end_well_while_a_sink_that_went_back_lacks_an_epoch() -> None:
+    lost = (m.Claimed(5, "old"), m.Recorded(5), m.Acknowledged(4), m.NothingToPlan(), m.Joined("f", 4))
+    read = m.SinksRead("old", (("d", 5), ("f", 5)), recorded=4)
+    events = (m.Started(), read, *lost, m.CommitUnclear("f", 5), m.ReceiptAbsent("f", 5))
+    state, _ = fed(*events, settings=Settings(once=True))
+    assert state.exit_code is None
+    state, actions = step(state, m.TimerFired("f"))
+    assert actions == [m.Commit("f", 5)]
+    assert step(state, m.Committed("f", 5, "old"))[0].exit_code == 0
+
+
 @pytest.mark.parametrize(("read", "claimed"), [((), ("f",)), (("f",), ())])
 def test_a_claim_tells_which_sinks_are_set_aside(read: tuple[str, ...], claimed: tuple[str, ...]) -> None:
     events = (m.SinksRead("old", (("d", 5), ("f", 4)), recorded=4, away=read), m.Claimed(6, "other", away=claimed))

@@ -36,6 +36,7 @@ BOUNDS = {
     "ranges of another size, a crash": replace(ONE, ranges=(1, 2), budget=Budget(crashes=1)),
     "ranges of another size, two crashes": replace(ONE, items=2, ranges=(2, 1), budget=Budget(crashes=2)),
     "a follower goes back, a crash": replace(ONE, budget=Budget(backs=1, crashes=1)),
+    "a follower goes back, a crash and a fault": replace(ONE, items=2, budget=Budget(backs=1, crashes=1, faults=1)),
     "a follower with two lanes goes back": replace(ONE, lanes=(2,), budget=Budget(backs=1)),
     "an optional follower is set aside, a crash": replace(OPTIONAL, budget=Budget(asides=1, crashes=1)),
     "a follower is set aside and taken up again": replace(OPTIONAL, items=2, budget=Budget(asides=1, edits=1)),
@@ -57,7 +58,7 @@ LARGER = {
     "two lanes in ranges, a crash and a fault": replace(
         ONE, items=4, lanes=(2, 1), ranges=(1, 2), budget=Budget(crashes=1, faults=1)
     ),
-    "a follower goes back, a crash and a fault": replace(ONE, budget=Budget(backs=1, crashes=1, faults=1)),
+    "a follower goes back, a crash and a fault, two epochs": replace(ONE, budget=Budget(backs=1, crashes=1, faults=1)),
     "a follower is set aside and taken up again, two epochs": replace(OPTIONAL, budget=Budget(asides=1, edits=1)),
     "two followers, one of two lanes, a crash": replace(
         ONE_OF_TWO, items=2, lanes=(2, 1), late_writes=False, budget=Budget(crashes=1)
@@ -233,6 +234,11 @@ MUTANTS = {
     ),
     "a claim made again does not wait for a sweep": Mutant(
         replace(ONE, budget=Budget(reshards=1)), "is_busy = is_busy or turn.state.acknowledging", "pass"
+    ),
+    "a run ends while a follower that went back lacks rows": Mutant(
+        BOUNDS["a follower goes back, a crash and a fault"],
+        "reached = state.settled if state.stopping else _reached(state, lambda s: s.epoch)",
+        "reached = state.settled",
     ),
     # in followers, outbox and ledger
     "lanes share a checkpoint partition": Mutant(BOUNDS["two lanes, a crash"], world=OnePartition),
