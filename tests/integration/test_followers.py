@@ -223,7 +223,7 @@ def test_a_follower_that_is_missing_renamed_or_moved_is_refused_by_name(
     moved = SqliteSinkOptions("copy", str(tmp_path / "elsewhere.db"))
     for sinks, words in (
         ((), "delivers to sink 'copy'"),
-        ((other,), "which sink 'copy' has written to so far"),
+        ((other,), "which knows it as 'copy'"),
         ((moved,), "has written to"),
     ):
         result = run_once(options_of(make_options, tmp_path, *sinks)).result
@@ -316,7 +316,7 @@ def test_a_follower_that_lags_too_far_is_set_aside_and_stays_so(
     assert table_ids(tmp_path / "table") == sample.ids
     assert sqlite_ids(tmp_path / "copy.db") == held, "it gets nothing until somebody resyncs it"
     checkpoint = open_pipeline(options).load().checkpoint
-    assert "wait for it in the outbox" in find_away(checkpoint)["copy"]
+    assert "wait for it in the outbox" in find_away(checkpoint, options.followers)["copy"]
 
 
 def test_a_full_outbox_stops_the_run_if_the_spec_says_so(
@@ -343,7 +343,7 @@ def give_up(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> Pi
         sample.add(f"f{number}.json", 10)
     run_to_end(small)
     down.unlink()
-    assert find_away(open_pipeline(options).load().checkpoint)
+    assert find_away(open_pipeline(options).load().checkpoint, options.followers)
     return small
 
 

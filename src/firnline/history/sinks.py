@@ -18,7 +18,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
     runs = load_runs(pipeline.storage, pipeline.options.name)
     failing = runs[0].get("sinks_failing") or {} if runs else {}
     tries = find_next_tries(runs)
-    away = find_away(head.checkpoint)
+    away = find_away(head.checkpoint, pipeline.options.followers)
     kinds = {options.name: options.type for options in pipeline.options.ordered_sinks}
     rows = [
         {

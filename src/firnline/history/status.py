@@ -321,7 +321,7 @@ def _sink_row(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) 
         "required": sink.required,
         "epochs_pending": 0,
         "bytes_behind": None,
-        "set_aside": find_away(decided.checkpoint).get(sink.name),
+        "set_aside": find_away(decided.checkpoint, pipeline.options.followers).get(sink.name),
     }
     try:
         head, settled = sink.load(), sink.settled_epoch()

@@ -18,7 +18,7 @@ from firnline.errors import (
     SinkWentBackError,
 )
 from firnline.run.commits import entry_commit
-from firnline.run.followers import join
+from firnline.run.followers import check_owner, join
 from firnline.run.joining import TRIES, find_effect, join_sink, settle_edits
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
@@ -67,11 +67,12 @@ def perform_edit(
     held = deciding.claim(run, generation=generation)
     generation = held.generation
     tell(f"claimed generation {generation}")
-    away = find_away(held.checkpoint)
+    away = find_away(held.checkpoint, pipeline.options.followers)
     others = [sink for sink in pipeline.sinks[1:] if sink.name not in away and sink.name not in skip]
     for sink in others:
         try:
             if replaces:
+                check_owner(pipeline, sink)
                 join_sink(pipeline, sink, run, generation, None, goes_on_from)
             else:
                 join(pipeline, sink, run, generation, held, goes_on_from=goes_on_from)

@@ -13,7 +13,7 @@ from firnline.run.commits import entry_commit, staged_for
 from firnline.run.joining import ahead_of, join_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, KeepRows, RunTasks, Sink
-from firnline.sinks.known import KnownSink, known_sinks
+from firnline.sinks.known import KnownSink, find_known, known_sinks
 from firnline.types import EntryRef
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,7 @@ def join(
     tip = decided.entry
     if sink.capabilities.fed_from_outbox:
         sink.end_unfinished()
-        held = sink.load()
-        _check_owner(pipeline, sink, held)
+        held = check_owner(pipeline, sink)
         begin = _find_beginning(pipeline, sink, held, decided)
         if begin is not None:
             sink.claim(run, generation=generation)
@@ -57,7 +56,7 @@ def begins_now(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) ->
     Raises:
         ConfigError: the spec says that it should get what was before.
     """
-    if not sink.capabilities.fed_from_outbox or held.epoch or not decided.epoch or _known(sink, decided) is not None:
+    if not sink.capabilities.fed_from_outbox or held.epoch >= decided.epoch or _known(sink, decided) is not None:
         return False
     options = next(one for one in pipeline.options.followers if one.name == sink.name)
     _check_start(options)
@@ -74,8 +73,7 @@ def _check_start(options: FollowerOptions) -> None:
 
 
 def _known(sink: Sink, decided: Head) -> KnownSink | None:
-    known = known_sinks(decided.checkpoint)
-    return known.get(sink.name) or known.get(sink.former_name)
+    return find_known(known_sinks(decided.checkpoint), sink.name, sink.former_name)
 
 
 def _find_beginning(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> EntryRef | None:
@@ -117,15 +115,25 @@ def _check_redeliverable(pipeline: OpenPipeline, sink: Sink, epoch: int, tip: En
         )
 
 
-def _check_owner(pipeline: OpenPipeline, sink: Sink, held: Head) -> None:
-    """Refuse a target whose head names another deciding table or journal."""
-    owner = held.checkpoint.deciding.get("table") if held.checkpoint is not None else None
-    ours = pipeline.deciding.identity.get("table")
-    if owner is not None and ours is not None and owner != ours:
+def check_owner(pipeline: OpenPipeline, sink: Sink) -> Head:
+    """Return the head of a follower; refuse one that names another deciding table or journal. Any other sink passes.
+
+    Raises:
+        SinkDivergedError: the target belongs to another pipeline.
+    """
+    held = sink.load()
+    if not sink.capabilities.fed_from_outbox:
+        return held
+    if held.checkpoint is None or held.entry is None:
+        return held
+    owner, ours = held.checkpoint.deciding.get("table"), pipeline.deciding.identity.get("table")
+    # A table's first checkpoint does not name the table: then our ledger has that epoch, or the epoch is not ours.
+    if owner != ours if owner is not None else pipeline.ledger.find(held.entry) is None:
         raise SinkDivergedError(
             f"{sink.uri} belongs to another pipeline of the name {pipeline.options.name!r}: its head names the deciding"
-            f" table {owner}, and {pipeline.storage.root} is {ours}",
-            hint="Give this pipeline another name, or the sink another target.",
+            f" table {owner or 'of another ledger'}, and {pipeline.storage.root} is {ours or 'new'}",
+            hint="Give this pipeline another name, or the sink another name or target.",
             sink=sink.name,
             epoch=held.epoch,
         )
+    return held

@@ -23,7 +23,7 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.names import JOURNAL
-from firnline.run.commits import bring_staged, entry_commit, new_sink_error
+from firnline.run.commits import bring_staged, entry_commit, name_in, new_sink_error
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.sinks.base import (
@@ -37,6 +37,7 @@ from firnline.sinks.base import (
     Sink,
     SinkReturn,
 )
+from firnline.sinks.known import after_going_back
 from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def edit_checkpoint(
         schema_version=version,
         floor=max(base.floor, held.floor if held else 0),
         deciding=pipeline.deciding.identity,
-        sinks=held.sinks if held else base.sinks,
+        sinks=after_going_back(held.sinks, base.epoch) if held else base.sinks,
     )
 
 
@@ -106,7 +107,7 @@ def plan_sink(
             hint=f"Repair it, or leave its rows as they are: --leave {sink.name}",
         )
         return SinkReturn(sink.name, sink.uri, 0, None, left=left), [] if left else [problem]
-    if left or fence.epoch <= to:
+    if left or max(fence.epoch, fence.partial) <= to:
         version = fence.version if fence.exists else None
         return SinkReturn(sink.name, sink.uri, fence.epoch, version, left=left), []
     return sink.plan_return(to, accept)
@@ -295,12 +296,14 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
     for _ in range(TRIES * TRIES):
         fence = sink.read_fence()
         epoch = fence.epoch
-        ahead = _since_restore(list(ahead_of(pipeline, tip, epoch, sink.name)))
+        ahead = list(ahead_of(pipeline, tip, epoch, sink.name))
+        if not sink.capabilities.fed_from_outbox:
+            ahead = _since_restore(ahead)
         at = next((n for n, (entry, _) in enumerate(ahead) if entry.is_history_edit), None)
         if at is None:
             return epoch
         entry, ref = ahead[0]
-        columns = entry.edit.get("schemas", {}).get(sink.name, entry.schema_of(sink.name))
+        columns = entry.edit.get("schemas", {}).get(sink.name, entry.schema_of(name_in(entry, sink) or sink.name))
         schema = schema_from_json(columns)
         if at > 0:  # an epoch before the edit that this sink still lacks
             if epoch == before:
@@ -310,10 +313,10 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
             sink.commit(entry_commit(pipeline, sink, entry, ref, schema, staged), run_tasks)
             continue
         onto = _find_held(pipeline, entry, epoch, fence.digest)
-        version = _check_return(pipeline, sink, entry, epoch)
+        version = _check_return(pipeline, sink, entry, max(epoch, fence.partial))
         try:
             commit = entry_commit(pipeline, sink, entry, ref, schema)
-            sink.edit(commit, find_effect(sink, entry, epoch), onto, version)
+            sink.edit(commit, find_effect(sink, entry, max(epoch, fence.partial)), onto, version)
         except CommitConflictError:
             continue  # another writer committed after the check
     raise SinkError(f"{sink.name}: gave up after {TRIES * TRIES} conflicts with other writers")
@@ -340,7 +343,7 @@ def ahead_of(
 ) -> Iterator[tuple[LedgerEntry, EntryRef]]:
     """Return the entries on the chain down from `tip` that are newer than a sink's epoch, oldest first.
 
-    They are consecutive. Only entries below a restore may be left out, because a restore replaces all rows.
+    They are consecutive. Only entries below a restore may be left out, because a restore replaces all rows of a table.
 
     Raises:
         LedgerHoleError: some entries are lost or folded; it names the sink and the epochs.
@@ -356,7 +359,8 @@ def ahead_of(
                 return reversed(found)
     except LedgerHoleError as error:
         cause = error
-    if any(entry.kind == "restore" for entry, _ in found):
+    replaced = any(entry.kind == "restore" for entry, _ in found)
+    if replaced and not pipeline.sink(sink).capabilities.fed_from_outbox:
         return reversed(found)
     untold = found[-1][0].previous if found else tip
     assert untold is not None

@@ -80,10 +80,10 @@ class Opening:
         epochs = {self._pipeline.deciding.name: held.epoch}
         known = known_sinks(held.checkpoint)
         check_known(known, self._pipeline.options.followers)
-        away = find_away(held.checkpoint)
+        away = find_away(held.checkpoint, self._pipeline.options.followers)
         for sink in self._others:
             if sink.name in away:
-                epochs[sink.name] = known[sink.name].held
+                epochs[sink.name] = 0  # it counts nowhere
                 logger.warning("sink is set aside", extra={"sink": sink.name, "reason": away[sink.name]})
                 continue
             try:

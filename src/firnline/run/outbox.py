@@ -153,8 +153,8 @@ class Outbox:
 
     def _learn(self, unknown: dict[str, list[str]]) -> set[str]:
         """Find these attempts on the chain. Returns those that a hole hides."""
-        away = find_away(self._progress.head.checkpoint)
-        names = {sink.name for sink in self._pipeline.sinks} | away.keys()
+        away = find_away(self._progress.head.checkpoint, self._pipeline.options.followers)
+        names = {name for sink in self._pipeline.sinks for name in (sink.name, sink.former_name)} | away.keys()
         left = set(unknown) - set(self._progress.epochs)
         try:
             for link in self._pipeline.ledger.chain(self._progress.head.entry) if left else ():

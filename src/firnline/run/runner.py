@@ -778,7 +778,7 @@ class Runner:
         if inflight.requests:
             self._on("stage", m.Record(event.epoch), lambda: self._steps.finish_requests(inflight.requests))
         if inflight.entry is not None:
-            for name in find_away(inflight.entry.checkpoint):
+            for name in find_away(inflight.entry.checkpoint, self._pipeline.options.followers):
                 if any(sink.name == name and not sink.away for sink in self._state.sinks):
                     self._inbox.put(m.SetAside(name))
         self._totals.epochs += 1

@@ -340,7 +340,7 @@ class Steps:
             inputs=inflight.records,
             staged=produced.staged,
             quarantine=produced.quarantine,
-            schema=common if inflight.plan.splits else [],
+            schema=common if inflight.plan.splits or any(produced.staged.values()) else [],
             schemas={name: columns for name, columns in schemas.items() if columns != common},
             epoch_time=inflight.epoch_time if self._pipeline.options.operators else "",
             durations_ms=dict(inflight.durations_ms),

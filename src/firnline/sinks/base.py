@@ -97,6 +97,7 @@ class Head:
     checkpoint: Checkpoint | None = None
     committed: int | None = None  # the epoch that can no longer be set aside; None: no epoch is ever pending here
     repairs: tuple[str, ...] = ()  # damaged copies that another copy replaced
+    partial: int = 0  # the epoch of which the sink holds some rows; 0: none
     path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 
     @property
@@ -113,6 +114,7 @@ class Fence:
     epoch: int = 0
     digest: int | None = None  # of the newest epoch's ledger entry (`short_number`)
     generation: int = 0
+    partial: int = 0  # the epoch of which the sink holds some rows; 0: none
 
     @property
     def exists(self) -> bool:
@@ -290,7 +292,7 @@ class Sink(ABC):
         if not head.exists:
             return Fence()
         digest = short_number(head.entry.checksum) if head.entry else None
-        return Fence(head.version, head.epoch, digest, head.generation)
+        return Fence(head.version, head.epoch, digest, head.generation, head.partial)
 
     def make_durable(self) -> None:  # noqa: B027
         """Make durable what was last read, because its writer may have been killed before the fsync. Default: nothing

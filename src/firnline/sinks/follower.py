@@ -154,6 +154,8 @@ class EpochRows:
         storage, number = open_storage(self.outbox["root"], self.outbox["storage_options"]), first
         for batch in read_outbox(storage, self.files, skip=first):
             fitted = align(batch, self.schema)
+            if fitted.num_rows != batch.num_rows:
+                raise DamagedError(f"the columns of epoch {self.epoch} are not known for sink {self.sink!r}")
             for start in range(0, fitted.num_rows, most or max(1, fitted.num_rows)):
                 part = fitted.slice(start, most) if most else fitted
                 yield self.shape.apply(part, number, self.dead)
@@ -362,6 +364,7 @@ class Follower(Sink):
             epoch=head.epoch,
             entry=head.entry,
             checkpoint=head.checkpoint,
+            partial=head.partial.epoch if head.partial else 0,
             path="sink" if head.checkpoint else "fresh",
         )
 
@@ -438,11 +441,15 @@ class Follower(Sink):
 
     def _delivery(self, commit: EpochCommit, head: FollowerHead, run_tasks: RunTasks | None) -> EpochDelivery:
         assert self.context.outbox is not None
-        checkpoint, dead_letters = commit.checkpoint, None
-        if commit.files and self._options.on_bad_row == "dead_letter":
-            dead_letters = DeadLetters(
-                self.outbox, self.context.pipeline, self.name, checkpoint.epoch, checkpoint.attempt
-            )
+        checkpoint = commit.checkpoint
+        letters = [
+            DeadLetters(self.outbox, self.context.pipeline, name, checkpoint.epoch, checkpoint.attempt)
+            for name in (self.name, self.former_name)
+            if name and commit.files
+        ]
+        # Whatever the spec says now: a row that is a dead letter of this epoch stays one.
+        dead = frozenset(row for of_name in letters for row in of_name.load_rows())
+        may_refuse = bool(letters) and self._options.on_bad_row == "dead_letter"
         rows = EpochRows(
             pipeline=self.context.pipeline,
             sink=self.name,
@@ -453,9 +460,9 @@ class Follower(Sink):
             files=commit.files,
             schema=commit.schema,
             shape=RowShape.from_json(commit.shape["rows"]) if "rows" in commit.shape else RowShape.of(self._options),
-            dead=dead_letters.load_rows() if dead_letters is not None else frozenset(),
+            dead=dead,
         )
-        return EpochDelivery(commit, rows, head, run_tasks, dead_letters)
+        return EpochDelivery(commit, rows, head, run_tasks, letters[0] if may_refuse else None)
 
     def _require_claim(self) -> FollowerHead:
         """Return the head.

@@ -21,17 +21,16 @@ class KnownSink:
 
     target: str
     born: int  # the epoch after which it began: it gets every later one
-    held: int  # the newest epoch that it was seen to hold
+    held: int  # the newest epoch that it was ever seen to hold
+    head_name: str  # the name that the target knows it by: its first one, whatever the spec calls it now
     set_aside: str = ""  # why it gets nothing until somebody resyncs it; empty: it is not set aside
+    copy: int = 0  # the epoch whose rows are the copy of another sink; 0: it was never copied
     answers: str = ""  # the attempt of the newest epoch that answered dead letters of it; empty: none did
 
     def to_json(self) -> dict[str, Json]:
-        found: dict[str, Json] = {"target": self.target, "born": self.born, "held": self.held}
-        if self.set_aside:
-            found["set_aside"] = self.set_aside
-        if self.answers:
-            found["answers"] = self.answers
-        return found
+        always = {"target": self.target, "born": self.born, "held": self.held, "head": self.head_name}
+        rest: dict[str, Json] = {"set_aside": self.set_aside, "copy": self.copy, "answers": self.answers}
+        return always | {name: value for name, value in rest.items() if value}
 
     @classmethod
     def from_json(cls, value: Json) -> KnownSink:
@@ -39,7 +38,9 @@ class KnownSink:
             target=str(value["target"]),
             born=int(value["born"]),
             held=int(value["held"]),
+            head_name=str(value["head"]),
             set_aside=str(value.get("set_aside", "")),
+            copy=int(value.get("copy", 0)),
             answers=str(value.get("answers", "")),
         )
 
@@ -49,9 +50,17 @@ def known_sinks(checkpoint: Checkpoint | None) -> dict[str, KnownSink]:
     return {name: KnownSink.from_json(one) for name, one in checkpoint.sinks.items()} if checkpoint else {}
 
 
-def find_away(checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Return the followers that are set aside, with the reason."""
-    return {name: one.set_aside for name, one in known_sinks(checkpoint).items() if one.set_aside}
+def find_known(known: Mapping[str, KnownSink], name: str, former_name: str) -> KnownSink | None:
+    """Return what is remembered of a follower: under its name, its former name, or the name that its target knows."""
+    found = known.get(name) or known.get(former_name)
+    return found or next((one for one in known.values() if one.head_name == (former_name or name)), None)
+
+
+def find_away(checkpoint: Checkpoint | None, followers: Sequence[FollowerOptions]) -> dict[str, str]:
+    """Return the followers that are set aside, with the reason, by the names that they have now."""
+    known = known_sinks(checkpoint)
+    found = {one.name: find_known(known, one.name, one.renamed_from) for one in followers}
+    return {name: one.set_aside for name, one in found.items() if one is not None and one.set_aside}
 
 
 def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOptions]) -> None:
@@ -60,16 +69,16 @@ def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOpti
     Raises:
         ConfigError: it names the sink and the ways out.
     """
-    former = {one.renamed_from: one for one in followers if one.renamed_from}
-    by_name = {one.name: one for one in followers}
+    by_head = {one.renamed_from or one.name: one for one in followers}
     for name, one in known.items():
-        follower = by_name.get(name) or former.get(name)
+        follower = by_head.get(one.head_name)
         if follower is None:
             other = next((f for f in followers if f.target == one.target), None)
             if other is not None:
+                keys = "no `renamed_from`" if other.name == one.head_name else f"`renamed_from: {one.head_name}`"
                 raise ConfigError(
-                    f"sink {other.name!r} writes to {one.target}, which sink {name!r} has written to so far",
-                    hint=f"Give it the name {name!r} again, or add `renamed_from: {name}` to sink {other.name!r}.",
+                    f"sink {other.name!r} writes to {one.target}, which knows it as {one.head_name!r}",
+                    hint=f"If it is the sink that was called {name!r} so far, give it {keys}.",
                 )
             raise ConfigError(
                 f"the pipeline delivers to sink {name!r} ({one.target}), which the spec no longer has",
@@ -98,15 +107,31 @@ def next_known(
     heads: Mapping[str, int],
     set_aside: Mapping[str, str],
 ) -> dict[str, KnownSink]:
-    """Return what the checkpoint of an epoch remembers, from the checkpoint before and the heads that were seen."""
-    heads = newest_seen(known, heads)
+    """Return what the checkpoint of an epoch remembers, from the checkpoint before and the heads that were seen.
+
+    A sink that could not be read has no head now: what it was seen to hold before counts.
+    """
     found: dict[str, KnownSink] = {}
     for follower in followers:
-        one = known.get(follower.name) or known.get(follower.renamed_from)
+        one = find_known(known, follower.name, follower.renamed_from)
         if one is None:
-            one = KnownSink(follower.target, born=epoch - 1, held=epoch - 1)
+            one = KnownSink(follower.target, epoch - 1, epoch - 1, follower.renamed_from or follower.name)
         if not one.set_aside:
-            held = heads.get(follower.name, one.held)
+            held = max(heads.get(follower.name) or one.held, one.born)
             one = replace(one, held=held, set_aside=set_aside.get(follower.name, ""))
         found[follower.name] = one
     return found
+
+
+def after_going_back(sinks: Mapping[str, Json], to_epoch: int) -> dict[str, Json]:
+    """Return what is remembered after a history edit that goes back to an epoch.
+
+    Numbers of epochs only grow, so what sinks hold stays true. A copy that was undone before it arrived never arrives:
+    its sink is set aside.
+    """
+    found = {name: KnownSink.from_json(one) for name, one in sinks.items()}
+    undone = "a history edit undid its copy before it was delivered"
+    return {
+        name: (replace(one, set_aside=undone) if one.copy > to_epoch and one.held < one.copy else one).to_json()
+        for name, one in found.items()
+    }

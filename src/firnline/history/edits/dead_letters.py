@@ -161,7 +161,9 @@ class LetterEdit:
             Answers(pipeline.options.name, sink, checkpoint.epoch, checkpoint.attempt, self._action, rows).put(
                 pipeline.storage
             )
-            one = known.get(sink) or KnownSink("", born=0, held=head.epoch)  # forgotten: nothing is delivered again
+            one = known.get(sink) or KnownSink(
+                "", born=0, held=head.epoch, head_name=sink
+            )  # forgotten: nothing is delivered again
             after[sink] = replace(one, answers=checkpoint.attempt)
             if sink in known:
                 known[sink] = after[sink]

@@ -17,6 +17,7 @@ from firnline.run.edits import perform_edit
 from firnline.run.joining import check_replaceable, committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
+from firnline.sinks.known import find_away
 from firnline.types import EntryRef, Json
 
 
@@ -45,6 +46,7 @@ def start_over(pipeline: OpenPipeline, after_epoch: int, run: str, *, truncate: 
 
     def look(generation: int) -> tuple[LedgerEntry, Head]:
         newest = _check(pipeline, after_epoch)
+        _check_followers(pipeline, newest)
         committed = pipeline.deciding.load_committed()
         return _entry(pipeline, newest, committed.entry, generation, run, truncate=truncate), committed
 
@@ -79,6 +81,18 @@ def _check(pipeline: OpenPipeline, after_epoch: int) -> Head:
             epoch=newest.epoch,
         )
     return newest
+
+
+def _check_followers(pipeline: OpenPipeline, newest: Head) -> None:
+    """Refuse to leave a history behind that a follower still waits for: nobody would deliver it later."""
+    away = find_away(newest.checkpoint, pipeline.options.followers)
+    for sink in pipeline.sinks[1:]:
+        if sink.capabilities.fed_from_outbox and sink.name not in away and sink.read_fence().epoch < newest.epoch:
+            raise RollbackRefusedError(
+                f"sink {sink.name!r} still waits for epochs up to {newest.epoch}, which a fresh start leaves behind",
+                hint=f"Let the pipeline run until it is in sync, or give them up: "
+                f"firnline sinks resume {sink.name} --accept-gap",
+            )
 
 
 def _find_done(pipeline: OpenPipeline, after_epoch: int) -> FreshStart | None:

@@ -115,10 +115,18 @@ class SinkEdit:
             )
         known = known_sinks(head.checkpoint)
         options = {one.name: one for one in self._pipeline.options.followers}
+        follower = options.get(self._name)
+        is_kept = follower is not None and self._name in known and follower.target == known[self._name].target
+        if self._action == "forget" and is_kept:
+            raise ConfigError(
+                f"the spec still has the sink {self._name!r} with the same target",
+                hint=f"Take it out of the spec first; to let it go on without what it lacks: "
+                f"firnline sinks resume {self._name} --accept-gap",
+            )
         if self._name in known:
             return known[self._name]
         if self._name in options and self._action != "forget":  # new: it begins here
-            return KnownSink(options[self._name].target, 0, 0)
+            return KnownSink(options[self._name].target, 0, 0, options[self._name].renamed_from or self._name)
         names = sorted(known if self._action == "forget" else known.keys() | options.keys())
         hint = suggest(self._name, names) if names else "Delta tables are not listed: they hold their own rows."
         raise ConfigError(f"the pipeline delivers to no sink {self._name!r}", hint=hint)
@@ -161,7 +169,8 @@ class SinkEdit:
         if self._action == "resume":
             known[self._name] = replace(before, born=epoch, held=epoch).to_json()
         elif self._action == "resync":
-            known[self._name] = replace(before, born=head.epoch, held=head.epoch).to_json()
+            known[self._name] = replace(before, born=head.epoch, held=head.epoch, copy=epoch).to_json()
+            self._check_in_sync(head)
             staged[self._name], schema = self._copy(checkpoint.attempt)
             schemas[self._name] = schema_to_json(schema)
             tell(f"copied {sum(int(file['rows']) for file in staged[self._name])} rows into the outbox")
@@ -176,6 +185,16 @@ class SinkEdit:
             shapes=shapes,
             epoch_time=checkpoint.created_at if pipeline.options.operators else "",
         )
+
+    def _check_in_sync(self, head: Head) -> None:
+        """Refuse to copy a table that lacks an epoch: the copy would lack it for good."""
+        source = self._find_source()
+        epoch = source.load_committed().epoch
+        if epoch != head.epoch:
+            raise SinkError(
+                f"sink {source.name!r} holds epoch {epoch}, and epoch {head.epoch} is decided: a copy would lack rows",
+                hint="Let the pipeline run until that table is in sync (firnline sinks list), or copy another one.",
+            )
 
     def _copy(self, attempt: str) -> tuple[list[dict[str, Json]], pa.Schema]:
         """Copy the rows of the other sink into the outbox; returns the files and the columns."""
