@@ -461,10 +461,10 @@ class Followers(Simulation):
             if one.set_aside:
                 name = self.names[at]
                 entry = Entry(tip.epoch + 1, f"{PERSON}.{tip.epoch + 1}", tip.attempt, tip.end, tip.end, tip.lanes)
-                resumed = KnownSink(name, entry.epoch, entry.epoch)
+                resumed = KnownSink(name, entry.epoch, entry.epoch, name)
                 known = (*tip.known[:n], resumed, *tip.known[n + 1 :])
                 yield Move(f"{name} is resumed", 0, 0, True, self._edited(after, entry._replace(known=known)))
-                known = (*tip.known[:n], KnownSink(name, tip.epoch, tip.epoch), *tip.known[n + 1 :])
+                known = (*tip.known[:n], KnownSink(name, tip.epoch, tip.epoch, name), *tip.known[n + 1 :])
                 emptied = Target(highest=world.sinks[at].highest, went_back=world.sinks[at].went_back)
                 copied = entry._replace(known=known, copied=at)
                 yield Move(f"{name} is copied anew", 0, 0, True, self._edited(after.with_sink(at, emptied), copied))

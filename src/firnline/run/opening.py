@@ -217,7 +217,8 @@ class Opening:
             port = find_source(options, decided_input(options))
             if port is not None:
                 sink.check_columns(declared(*port))
-        return m.Claimed(held.epoch, held.attempt, held.committed, tuple(find_away(held.checkpoint)))
+        away = find_away(held.checkpoint, self._pipeline.options.followers)
+        return m.Claimed(held.epoch, held.attempt, held.committed, tuple(away))
 
     def _claim_onto_baseline(self) -> Head:
         """Claim onto the version that has the other tool's progress. If the table moved, read the progress again."""

@@ -462,7 +462,10 @@ class Runner:
             error.fields.setdefault("sink", action.sink)
         if isinstance(error, StagingError):
             self._sinks_failing[str(error.fields.get("sink"))] = error.message
-        self._report_trouble(error, getattr(action, "epoch", None))
+        is_optional = (
+            isinstance(action, m.Join | m.Commit | m.FindReceipt) and not self._pipeline.sink(action.sink).required
+        )
+        self._report_trouble(error, getattr(action, "epoch", None), is_optional=is_optional)
         return event
 
     def _name_denied(self, error: FirnlineError, action: m.Action) -> FirnlineError:
@@ -478,9 +481,13 @@ class Runner:
             return error
         return find_denied(error) or error
 
-    def _report_trouble(self, error: FirnlineError, epoch: int | None = None) -> None:
-        """Keep an error as the possible result of the run, and report it to the observer. Called from any lane."""
-        self._error = error
+    def _report_trouble(self, error: FirnlineError, epoch: int | None = None, *, is_optional: bool = False) -> None:
+        """Keep an error as the possible result of the run, and report it to the observer. Called from any lane.
+
+        The error of an optional sink rarely ends a run: it does not hide one that does.
+        """
+        if not is_optional or self._error is None:
+            self._error = error
 
         def report() -> None:
             self._observer.trouble(error, self._state.failures + 1)
