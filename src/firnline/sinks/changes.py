@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.ndjson.exact import values_of
 from firnline.operators.base import BEFORE
 from firnline.options import OP, SEQUENCE
 
@@ -25,6 +24,8 @@ def find_deletes(batch: pa.RecordBatch, delete_when: Mapping[str, Sequence[str]]
 
     A value is what its text stands for in the type of the column: of a timestamp column, the same moment.
     """
+    from firnline.ndjson.exact import values_of  # loads the decoder, which a committer does not need
+
     deletes = pa.repeat(pa.scalar(bool(delete_when)), batch.num_rows)
     for name, values in delete_when.items():
         index = batch.schema.get_field_index(name)
