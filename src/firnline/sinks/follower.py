@@ -400,7 +400,8 @@ class Follower(Sink):
         return outbox_target(self.name, dict(self.context.outbox), self.context.input_port)
 
     def shape(self) -> dict[str, Json]:
-        return {"rows": RowShape.of(self._options).to_json(), "own": self._options.own_shape()}
+        rows, own = RowShape.of(self._options).to_json(), self._options.own_shape()
+        return {"rows": rows, "own": own, "port": self.context.input_port}
 
     def refuse_widening(self, types: Mapping[str, pa.DataType]) -> dict[str, str]:
         return {}  # a row is delivered with the types that its epoch has
@@ -455,7 +456,7 @@ class Follower(Sink):
             sink=self.name,
             epoch=checkpoint.epoch,
             attempt=checkpoint.attempt,
-            port=self.context.input_port,
+            port=str(commit.shape.get("port", self.context.input_port)),
             outbox=self.context.outbox,
             files=commit.files,
             schema=commit.schema,
