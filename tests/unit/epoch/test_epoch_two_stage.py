@@ -147,7 +147,7 @@ MUTANTS = {
         ZOMBIE, "    committed = turn.state.committed\n", "    committed = turn.state.decided\n"
     ),
     "a run waits for the committer before it ends": Mutant(
-        REJECT, "state.settled < state.committed or state.acknowledging", "state.settled < state.decided"
+        REJECT, "reached < state.committed or state.acknowledging", "reached < state.decided"
     ),
     "a put waits for the committer": Mutant(
         REJECT, "all_settled = state.settled == state.committed", "all_settled = state.settled == state.decided"
