@@ -61,7 +61,7 @@ def leased(root: str) -> PipelineOptions:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_that_sleeps_is_taken_over(plain: Launcher, takers: Launcher, tmp_path: Path, point: str) -> None:
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     sleeper = plain.start(leased(root), f"{point}:stop")
     sleeper.wait_until_stopped()
     taken = takers.run(leased(root))
@@ -74,7 +74,7 @@ def test_a_run_that_sleeps_is_taken_over(plain: Launcher, takers: Launcher, tmp_
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_that_takes_over_sleeps_itself(plain: Launcher, takers: Launcher, tmp_path: Path, point: str) -> None:
     """The first run goes on while the other one sleeps, until that one wakes up."""
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     first = plain.start(leased(root), "epoch.plan.after:2:stop")
     first.wait_until_stopped()
     taker = takers.start(leased(root), f"{point}:stop")
@@ -91,7 +91,7 @@ def test_a_run_that_takes_over_sleeps_itself(plain: Launcher, takers: Launcher, 
 @pytest.mark.parametrize("aged", [False, True], ids=["young", "aged"])
 @pytest.mark.parametrize("point", [point for point in POINTS if "lease" not in point])
 def test_gc_sweeps_while_a_run_sleeps(launcher: Launcher, tmp_path: Path, point: str, aged: bool) -> None:
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     sleeper = launcher.start(options_of(root), f"{point}:stop")
     sleeper.wait_until_stopped()
     if aged:
@@ -165,7 +165,7 @@ def test_a_run_that_knew_requests_before_its_claim_forgets_those_that_others_ans
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """Later epochs no longer name the requests as answered, since they are deleted."""
-    root = prepare_in(tmp_path / "pipeline")
+    root = prepare_in(tmp_path / "ndjson")
     sleeper = launcher.start(options_of(root), "delta.claim.before:1:stop")
     sleeper.wait_until_stopped()
     work(root)
