@@ -117,7 +117,7 @@ def test_runs_that_sleep_and_wake_at_random_beside_gc(
 ) -> None:
     """Bad records become good ones: each is in the table once, however often and by whom it is asked for."""
     monkeypatch.setattr(firnline.checkpoint.ledger, "FOLD_ENTRIES", 3)
-    rng, root = random.Random(seed), str(tmp_path / "pipeline")
+    rng, root = random.Random(seed), str(tmp_path / "ndjson")
     (Path(root) / "in").mkdir(parents=True)
     count = 0
     asleep: list[Child] = []
