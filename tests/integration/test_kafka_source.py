@@ -143,6 +143,7 @@ def test_aborted_and_open_transactions_are_not_read(kafka: KafkaServer, tmp_path
     run_locally(pipeline)
     assert [row[0] for row in rows_of(tmp_path / "out", "id")] == [0, 1, 2, 5, 6]
     other.commit_transaction(60)
+    wait_until(lambda: len(kafka.read(topic)) == 7)  # the broker makes it stable a moment later
     run_locally(pipeline)
     assert [row[0] for row in rows_of(tmp_path / "out", "id")] == [0, 1, 2, 5, 6, 7, 8]
 

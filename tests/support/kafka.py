@@ -238,7 +238,8 @@ class KafkaServer:
         abort: bool = False,
     ) -> None:
         """Produce records and wait until the broker has them; in one transaction, if an id is given."""
-        producer = self.producer(**({"transactional_id": transactional_id} if transactional_id else {}), linger_ms=1)
+        settings = {"transactional_id": transactional_id} if transactional_id else {"enable_idempotence": True}
+        producer = self.producer(**settings, linger_ms=1)  # a retry keeps the order
         if transactional_id:
             producer.init_transactions(CALL_SECONDS)
             producer.begin_transaction()

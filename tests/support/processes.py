@@ -83,7 +83,7 @@ class Child:
             return False
         return True
 
-    def wait(self, timeout: float = 40) -> Ended:
+    def wait(self, timeout: float = 120) -> Ended:
         """Wait for the end; a child that hangs is killed and told of."""
         self._process.join(timeout)
         if self._process.exitcode is None:
