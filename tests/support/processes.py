@@ -99,7 +99,7 @@ class Child:
         except FileNotFoundError:
             return Ended(code)
 
-    def wait_for(self, text: str, timeout: float = 60) -> None:
+    def wait_for(self, text: str, timeout: float = 240) -> None:
         """Wait until the child has logged `text`."""
         deadline = monotonic() + timeout
         while text not in self.log():
@@ -107,7 +107,7 @@ class Child:
                 raise TimeoutError(f"{text!r} was not logged:\n{self.log()[-4000:]}")
             time.sleep(0.01)
 
-    def wait_until_stopped(self, timeout: float = 60) -> None:
+    def wait_until_stopped(self, timeout: float = 240) -> None:
         """Wait until the fault `stop` or SIGSTOP has stopped every thread of the child."""
         deadline = monotonic() + timeout
         while not self.is_stopped:
