@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
+from firnline.options import OP, SEQUENCE
 from firnline.schema import is_json
-from firnline.sinks.kafka.options import DELETE, OP, SEQUENCE, split_template, template_columns
+from firnline.sinks.kafka.options import DELETE, split_template, template_columns
 from firnline.sinks.shaping import ShapedRows
 from firnline.state.keys import encode_keys
 from firnline.types import Json

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from firnline.options import MEBIBYTE, FollowerOptions, StrictColumn
+from firnline.options import MEBIBYTE, OP, SEQUENCE, FollowerOptions, StrictColumn
 
-OP = "_op"
-SEQUENCE = "_sequence"
 DELETE = "delete"
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
