@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -152,6 +153,7 @@ def confirm_path(path: str) -> None:
 
 _FOLDERS_REMEMBERED = 4096
 _durable_folders: dict[str, tuple[int, int]] = {}  # path -> device and inode of a folder whose name is durable
+_making_a_folder = threading.Lock()  # threads that need the same folder create it once
 
 
 def make_folders(folder: str) -> None:
@@ -167,16 +169,23 @@ def make_folders(folder: str) -> None:
         pending.append(folder)
         folder = os.path.dirname(folder)
     for path in reversed(pending):
-        if _folder_identity(path) is None:
-            fault_point("storage.folder.before")
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path)
-            fault_point("storage.folder.after")
+        if _create_missing(path):
             fsync_path(os.path.dirname(path))
         else:
             with contextlib.suppress(PermissionError):  # far above there may be folders that only others may read
                 fsync_path(os.path.dirname(path))
         _remember_folder(path)
+
+
+def _create_missing(folder: str) -> bool:
+    with _making_a_folder:
+        if _folder_identity(folder) is not None:
+            return False
+        fault_point("storage.folder.before")
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(folder)
+        fault_point("storage.folder.after")
+        return True
 
 
 def _remember_folder(folder: str) -> None:

@@ -75,7 +75,7 @@ def test_a_run_that_sleeps_is_taken_over(plain: Launcher, takers: Launcher, tmp_
 def test_a_run_that_takes_over_sleeps_itself(plain: Launcher, takers: Launcher, tmp_path: Path, point: str) -> None:
     """The first run goes on while the other one sleeps, until that one wakes up."""
     root = prepare_in(tmp_path / "ndjson")
-    first = plain.start(leased(root), "epoch.plan.after:2:stop")
+    first = plain.start(leased(root), "epoch.stage.after:1:stop")  # before it commits anything
     first.wait_until_stopped()
     taker = takers.start(leased(root), f"{point}:stop")
     taker.wait_until_stopped()
