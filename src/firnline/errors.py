@@ -60,7 +60,8 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 __all__ = [
     "AccessError",
@@ -142,6 +143,24 @@ class FirnlineError(Exception):
 
 def _rebuild(cls: type[FirnlineError], message: str, hint: str, fields: dict[str, object]) -> FirnlineError:
     return cls(message, hint=hint, **fields)
+
+
+def error_report(error: FirnlineError) -> dict[str, Any]:
+    """Return an error of a task in plain JSON, for `rebuild_error`."""
+    fields = {name: value for name, value in error.fields.items() if isinstance(value, str | int | float | None)}
+    return {"code": error.code, "message": error.message, "hint": error.hint, "fields": fields}
+
+
+def rebuild_error(value: dict[str, Any]) -> FirnlineError:
+    """Return the error that a task reported, as the class with its code."""
+    by_code = {cls.code: cls for cls in _all_errors(FirnlineError)}
+    return by_code.get(value["code"], EngineError)(value["message"], hint=value["hint"], **value["fields"])
+
+
+def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _all_errors(child)
 
 
 class ConfigError(FirnlineError):

@@ -12,11 +12,24 @@ from typing import Any
 
 import pytest
 
-from firnline.errors import BadRowError, ConfigError, MissingExtraError, SinkError
+from firnline.errors import (
+    BadRowError,
+    CommitUnknownError,
+    ConfigError,
+    FencedError,
+    MissingExtraError,
+    SinkError,
+    SinkWentBackError,
+    error_report,
+)
 from firnline.history.edits.rollback import Rollback
+from firnline.names import kafka_checkpoint_topic
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
+from firnline.sinks.kafka.cluster import Cluster
+from firnline.sinks.kafka.delivery import LaneEpoch, check_reports, run_lane, write_lane
 from firnline.sinks.kafka.kind import open_sink
+from firnline.sinks.kafka.lane import Lane
 from firnline.types import Delivery
 from tests.support.kafka import KafkaServer
 from tests.support.kafka_sinks import SinkRuns, id_rows, kafka_sink, table_and_topic, topic_ids
@@ -198,8 +211,6 @@ def test_a_transaction_that_the_broker_would_not_allow_is_refused_at_start(kafka
 
 
 def test_a_checkpoint_topic_that_forgets_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    from firnline.names import kafka_checkpoint_topic
-
     options = kafka_sink(kafka, kafka.new_topic())
     kafka.create_topic(kafka_checkpoint_topic("demo", options.name), 1, cleanup_policy="delete")
     with pytest.raises(SinkError, match="the cluster may delete the checkpoint"):
@@ -230,3 +241,58 @@ def test_without_the_library_the_command_to_install_it_is_named(monkeypatch: pyt
     with pytest.raises(MissingExtraError) as caught:
         open_sink(kafka_sink(KafkaServer(Path("x")), "t"), None)  # type: ignore[arg-type]
     assert caught.value.hint == "pip install 'firnline[kafka]'"
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_checkpoint_topic_that_is_emptied_while_rows_are_written_went_back_and_fences_nobody(
+    make_options: MakeOptions,
+    sample: SampleInput,
+    tmp_path: Path,
+    kafka: KafkaServer,
+    monkeypatch: pytest.MonkeyPatch,
+    lanes: int,
+) -> None:
+    """The run goes on, and delivers again what the sink lost; the topic of the rows was emptied with it."""
+    topic = kafka.new_topic(1)
+    options = make_options(max_files=1, sinks=table_and_topic(tmp_path, kafka_sink(kafka, topic, lanes=lanes)))
+    names = [topic, kafka_checkpoint_topic("demo", options.sinks[1].name)]
+    emptied: list[str] = []
+
+    def empty() -> None:
+        for name, partitions in zip(names, (1, lanes), strict=True):
+            kafka.delete_topic(name)
+            kafka.create_topic(name, partitions, cleanup_policy="compact" if name != topic else "delete")
+            emptied.append(name)
+
+    def write_one(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
+        if epoch.head.epoch == 2 and not emptied:
+            lane.close()  # its producer failed: the record must be read again
+            empty()
+        write_lane(lane, cluster, epoch)
+
+    def run_task(task: dict[str, Any]) -> dict[str, Any]:
+        if task["epoch"]["head"]["epoch"] == 2 and not emptied:
+            empty()
+        return run_lane(task)
+
+    monkeypatch.setattr("firnline.sinks.kafka.sink.write_lane", write_one)
+    monkeypatch.setattr("firnline.sinks.kafka.kind.run_task", run_task)
+    for number in (1, 2):
+        sample.add(f"f{number}.json", 5)
+    run_to_end(options)
+    assert emptied
+    assert topic_ids(kafka, topic) == table_ids(tmp_path / "table") == sample.ids
+
+
+def test_the_report_of_a_lane_keeps_the_kind_of_its_failure() -> None:
+    reports = [
+        {"lane": number, "failure": json.loads(json.dumps(error_report(error)))}
+        for number, error in enumerate([SinkError("away"), CommitUnknownError("lost"), SinkWentBackError("empty")])
+    ]
+    with pytest.raises(SinkWentBackError, match="empty"):
+        check_reports(reports)
+    with pytest.raises(CommitUnknownError, match="lost"):
+        check_reports(reports[:2])
+    with pytest.raises(FencedError) as caught:
+        check_reports([*reports, {"lane": 3, "failure": error_report(FencedError("taken over", generation=7))}])
+    assert caught.value.fields["generation"] == 7

@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
-from firnline.errors import ConfigError, EngineError, FirnlineError, WorkerLostError
+from firnline.errors import (
+    ConfigError,
+    EngineError,
+    FirnlineError,
+    WorkerLostError,
+    error_report,
+    rebuild_error,
+)
 from firnline.jobs.class_archive import find_archive
 from firnline.jobs.engine import SqlJob
 from firnline.types import Json
@@ -441,24 +448,6 @@ def _runner_of(tasks: list[dict[str, Json]]) -> Any:
                 yield pyarrow.RecordBatch.from_pydict({"report": [json.dumps(report)]})
 
     return run
-
-
-def rebuild_error(value: dict[str, Json]) -> FirnlineError:
-    """Return the error that a task reported, as the class with its code."""
-    by_code = {cls.code: cls for cls in _all_errors(FirnlineError)}
-    return by_code.get(value["code"], EngineError)(value["message"], hint=value["hint"], **value["fields"])
-
-
-def error_report(error: FirnlineError) -> dict[str, Json]:
-    """Return an error of a task in plain JSON, for `rebuild_error`."""
-    fields = {name: value for name, value in error.fields.items() if isinstance(value, str | int | float | None)}
-    return {"code": error.code, "message": error.message, "hint": error.hint, "fields": fields}
-
-
-def _all_errors(root: type[FirnlineError]) -> Iterator[type[FirnlineError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _all_errors(child)
 
 
 def first_line(error: Exception) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, SchemaError, StagingError
+from firnline.errors import ConfigError, SchemaError, StagingError, error_report, rebuild_error
 from firnline.jobs.engine import SqlJob, SqlTable, SqlTask
-from firnline.jobs.spark import error_report, first_line, freeze_imports, rebuild_error
+from firnline.jobs.spark import first_line, freeze_imports
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.types import Json
 

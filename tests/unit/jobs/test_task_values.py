@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from firnline.errors import StagingError
+from firnline.errors import StagingError, error_report, rebuild_error
 from firnline.exchange import Edge
 from firnline.jobs.engine import Output, Ping, SqlTable, SqlTask
 from firnline.jobs.fold_job import FoldReport, FoldTask, add_up
-from firnline.jobs.spark import error_report, rebuild_error
 from firnline.operators.loading import OwnCode
 from firnline.options import OperatorOptions
 from firnline.state.home import StateHome

@@ -12,7 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkDivergedError, SinkError
+from firnline.errors import (
+    CommitUnknownError,
+    FencedError,
+    FirnlineError,
+    SinkDivergedError,
+    SinkWentBackError,
+    error_report,
+    rebuild_error,
+)
 from firnline.sinks.dead_letters import DeadLetter
 from firnline.sinks.follower import EpochRows, FollowerHead
 from firnline.sinks.kafka.cluster import Cluster, Connection, TopicFacts
@@ -69,7 +77,8 @@ def write_lane(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
     A producer that fails is replaced, and the lane's record says what was committed.
 
     Raises:
-        FencedError: the lane has another generation.
+        FencedError: the lane has a newer generation.
+        SinkWentBackError: the lane lost what this run wrote.
         CommitUnknownError: answers were lost again and again.
         BadRowsError: rows can never be held.
     """
@@ -96,6 +105,10 @@ def _write(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
         if held.epoch == epoch.head.epoch and held.entry != entry:
             raise FencedError(f"sink {epoch.rows.sink!r} holds another epoch {held.epoch}")
         return
+    if held.epoch < epoch.head.epoch - 1:
+        raise SinkWentBackError(
+            f"sink {epoch.rows.sink!r} lost what this run wrote: it holds epoch {held.epoch} now", sink=epoch.rows.sink
+        )
     if held.partial is not None and held.partial != entry:
         raise SinkDivergedError(
             f"sink {epoch.rows.sink!r} holds rows of another epoch {held.partial.epoch} than was decided",
@@ -312,31 +325,26 @@ def run_lane(task: dict[str, Json]) -> dict[str, Json]:
         return {"lane": lane.number}
     except BadRowsError as error:
         return {"lane": lane.number, "bad": [list(row) for row in error.rows]}
-    except FencedError as error:
-        return {"lane": lane.number, "fenced": error.message, "generation": error.fields.get("generation", 0)}
     except FirnlineError as error:
-        return {"lane": lane.number, "failed": error.message, "hint": error.hint, "unknown": _is_unknown(error)}
+        return {"lane": lane.number, "failure": error_report(error)}
     finally:
         lane.close()
         cluster.close()
 
 
-def _is_unknown(error: FirnlineError) -> bool:
-    return isinstance(error, CommitUnknownError)
-
-
-def check_reports(sink: str, reports: Sequence[dict[str, Json]]) -> list[tuple[int, str]]:
+def check_reports(reports: Sequence[dict[str, Json]]) -> list[tuple[int, str]]:
     """Return the bad rows that lanes reported.
 
     Raises:
-        FencedError: a lane found another generation.
-        SinkError: a lane could not write.
+        FirnlineError: the error of a lane; of several, the one that decides most: another run owns the sink, the sink
+            lost rows or holds others, a commit is unclear.
     """
-    for report in reports:
-        if "fenced" in report:
-            raise FencedError(str(report["fenced"]), generation=int(report["generation"]))
-    for report in reports:
-        if "failed" in report:
-            kind = CommitUnknownError if report["unknown"] else SinkError
-            raise kind(str(report["failed"]), hint=report["hint"] or None, sink=sink)
+    failures = [rebuild_error(report["failure"]) for report in reports if "failure" in report]
+    if failures:
+        raise min(failures, key=_rank)
     return [(int(row), str(reason)) for report in reports for row, reason in report.get("bad", ())]
+
+
+def _rank(error: FirnlineError) -> int:
+    kinds = (FencedError, SinkWentBackError, SinkDivergedError, CommitUnknownError)
+    return next((number for number, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firnline.clock import monotonic
-from firnline.errors import CommitUnknownError, ConfigError, FencedError, SinkError
+from firnline.errors import CommitUnknownError, ConfigError, FencedError, SinkError, SinkWentBackError
 from firnline.faults import fault_point
 from firnline.names import kafka_transactional_id
 from firnline.sinks.follower import FollowerHead
@@ -97,12 +97,17 @@ class Lane:
         """Open the lane for a run that has claimed it; does nothing if it is open.
 
         Raises:
-            FencedError: the record has another generation.
+            FencedError: the record has a newer generation.
+            SinkWentBackError: it has an older one, or there is none: somebody emptied the topic, or restored it.
         """
         if not self.is_open:
             self._check_unclaimed_since(generation)
             self.open()
-            check_generation(self.record, generation, self._connection.sink)
+            try:
+                check_generation(self.record, generation, self._connection.sink)
+            except BaseException:
+                self.close()
+                raise
 
     def _check_unclaimed_since(self, generation: int) -> None:
         """Raise FencedError if a newer run owns the lane, without disturbing its producer."""
@@ -250,11 +255,18 @@ class Transaction:
 
 
 def check_generation(record: LaneRecord | None, generation: int, sink: str) -> None:
-    """Raise FencedError unless the record is of this generation: nothing else ends a run."""
+    """Check that the record is of this generation.
+
+    Raises:
+        FencedError: it has a newer one: another run owns the sink. Nothing else ends a run.
+        SinkWentBackError: it has an older one, or there is none.
+    """
     held = record.head.generation if record is not None else 0
-    if held != generation:
-        words = f"generation {held} took sink {sink!r} over" if record else f"somebody emptied sink {sink!r}"
-        raise FencedError(words, generation=held)
+    if held > generation:
+        raise FencedError(f"generation {held} took sink {sink!r} over", generation=held)
+    if held < generation:
+        now = f"holds generation {held} now, not {generation}" if record is not None else "is empty now"
+        raise SinkWentBackError(f"sink {sink!r} lost what this run wrote: it {now}", sink=sink)
 
 
 def claimed(record: LaneRecord | None, empty: FollowerHead) -> LaneRecord:

@@ -248,7 +248,7 @@ class KafkaSink(Follower):
         self._main.close()  # tasks have producers of their own
         tasks = [lane_task(self._connection, number, epoch) for number in range(lanes)]
         run: Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]] = delivery.run_tasks or _run_here
-        return check_reports(self.name, run(delivery.rows.attempt, tasks))
+        return check_reports(run(delivery.rows.attempt, tasks))
 
     def _join_lanes(self, before: FollowerHead, after: FollowerHead, lanes: int) -> None:
         """Bring the lanes of an epoch to the epoch before it: a lane may be new, or the last epoch had fewer.
