@@ -1,0 +1,213 @@
+"""The contract of a database's log: how its messages get from the server into change rows.
+
+A kind of database is two classes. `LogStream` runs in the driver: it keeps one replication stream open, checks what the
+server sends, and returns it as it is, cut into frames. `LogDecoder` runs in workers: it turns frames into Arrow.
+Between them lie spool files (`sources.cdc.spool`): frames with their context, durable before an epoch is decided.
+
+A frame is a message of the server: its length in bytes (four bytes, little-endian), then the message. What a message
+is, the kind decides; it may leave out messages that carry nothing (keepalives, rows of tables that are not captured).
+
+A cut is a place between two frames where a transaction has ended. Only there may a slice end. A position is the
+server's place at a cut, in plain JSON; it stays readable for ever. The source adds what it needs; the kind's own part
+is opened by the kind alone.
+
+The context is what a decoder must know before it reads frames: schemas in force, the begin of the transaction that
+goes on. It consists of frames itself, from which no rows are made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from firnline.types import Json
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+
+class Op(IntEnum):
+    """What a change row says of the row of its key; the names are those of the column `_op`."""
+
+    INSERT = 0
+    UPDATE = 1
+    DELETE = 2
+    TRUNCATE = 3  # the table was emptied: a row without values
+    READ = 4  # of a snapshot: the row was there
+
+
+# -- the driver's side --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The end of a transaction."""
+
+    offset: int  # in the bytes of the piece: behind the last frame of the transaction
+    position: Json  # the server's place behind the transaction
+    transaction: str  # its id on the server
+    committed_at: int  # microseconds since 1970, by the server's clock; 0 if unknown
+    rows: int  # change rows in the transaction, as far as the stream knows without decoding; for limits only
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stream gave in one call: whole frames. A transaction may go on in the next piece."""
+
+    frames: bytes
+    cuts: Sequence[Cut] = ()
+    open_rows: int = 0  # change rows behind the last cut
+
+
+class LogStream(ABC):
+    """The replication stream of one server. Used by one thread, except `acknowledge` and `close`."""
+
+    @abstractmethod
+    def open(self, position: Json) -> None:
+        """Connect, prove that the server's log continues at `position`, and begin behind it.
+
+        The proof: the server is the same one (or one that was promoted at or after the position), and it sends again
+        the last transaction before the position, unchanged. That transaction is not returned by `read`.
+
+        Raises:
+            SourceGapError: the log does not continue there: purged, dropped, another server, another history.
+            SourceError: the server does not answer, or another reader holds the stream; the caller tries again.
+            ConfigError: a setting of the server forbids it; the hint has the statement that mends it.
+        """
+
+    @abstractmethod
+    def context(self) -> bytes:
+        """Return, as frames, what a decoder must know to decode the next frame that `read` returns."""
+
+    @abstractmethod
+    def read(self, max_bytes: int, wait_seconds: float) -> Piece:
+        """Return the next frames: at once if there are any, else after `wait_seconds` at most, then perhaps none.
+
+        `max_bytes` bounds a piece to whole frames; a single larger frame comes alone. Answers the server's keepalives.
+
+        Raises:
+            SourceError: the connection is lost; the caller opens the stream again.
+            SourceGapError, DamagedError: a message that cannot be, or one that must not be passed over, by name.
+        """
+
+    @abstractmethod
+    def idle_position(self) -> Json | None:
+        """Return a place behind the last cut up to which the log has nothing for us; None if there is none.
+
+        Only between two transactions. So the server may forget its log though the captured tables are quiet.
+        """
+
+    @abstractmethod
+    def acknowledge(self, position: Json) -> None:
+        """Tell the server that it may forget everything up to `position`. Called by any thread, at any time while the
+        stream is open; sent with the next status message. Without effect where the server does not keep its log for
+        readers."""
+
+    @abstractmethod
+    def end_position(self) -> Json:
+        """Return where the server's log ends now, for lag and for runs that end there. Uses another connection."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections. Called by any thread; a `read` that waits then raises SourceError."""
+
+
+# -- the workers' side --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a captured table."""
+
+    name: str
+    type: pa.DataType
+    native: str  # its type in the database's own words, e.g. numeric(10,2)
+    is_key: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The schema of a table as it was in force at some place in the log."""
+
+    table: str  # schema.table (PostgreSQL) or database.table (MySQL)
+    columns: tuple[Column, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify a row; empty if the log does not say."""
+        return tuple(column.name for column in self.columns if column.is_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Change rows of one table under one schema, in the order of the log.
+
+    An update of the key is two changes: the delete of the old key, and the insert of the new one.
+    """
+
+    schema: TableSchema
+    ops: npt.NDArray[np.uint8]  # of every row: an `Op`
+    rows: pa.RecordBatch  # the columns of the schema: the row after the change; of a delete, what the log has of it
+    missing: Sequence[npt.NDArray[np.bool_] | None]  # of every column: rows whose value the log left out (null here)
+    order: npt.NDArray[np.int64]  # of every row: its number among all change rows of the frames, of any table
+    transaction: npt.NDArray[np.int32]  # of every row: index into `Decoded.transactions`
+    before: pa.RecordBatch | None = None  # the row before the change, as far as the log has it; only if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction of which frames were decoded."""
+
+    id: str
+    committed_at: int  # microseconds since 1970; 0 if unknown
+    position: str  # the server's place of its commit, as text for the column `_position`
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The change rows of a spool file."""
+
+    changes: Sequence[Changes]  # in the order of their first row; a table may occur several times
+    transactions: Sequence[Transaction]
+    count: int  # change rows in all
+    warnings: Sequence[str] = field(default_factory=tuple)  # e.g. a type that is read as text
+
+
+class LogDecoder(ABC):
+    """Decodes the frames of one spool file. Holds no connection and knows no catalogue: frames alone decide."""
+
+    @abstractmethod
+    def decode(self, context: bytes, frames: bytes) -> Decoded:
+        """Decode all frames of a file.
+
+        Raises:
+            DamagedError: a message is not what it should be. Never a wrong row, whatever the bytes are.
+        """
+
+
+def pack_frame(message: bytes) -> bytes:
+    """Return a message as a frame."""
+    return len(message).to_bytes(4, "little") + message
+
+
+def unpack_frames(frames: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield the messages of frames.
+
+    Raises:
+        ValueError: the bytes do not consist of whole frames.
+    """
+    view: Any = memoryview(frames)
+    at, end = 0, len(view)
+    while at < end:
+        if at + 4 > end:
+            raise ValueError(f"frame header at byte {at} is cut off")
+        size = int.from_bytes(view[at : at + 4], "little")
+        if at + 4 + size > end:
+            raise ValueError(f"frame of {size} bytes at byte {at} is cut off")
+        yield view[at + 4 : at + 4 + size]
+        at += 4 + size
