@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, MissingExtraError, SourceError
 
 if TYPE_CHECKING:
@@ -78,6 +79,34 @@ def security_settings(tls: Mapping[str, Any] | bool | None, sasl: Mapping[str, A
     if tls or sasl:
         settings["security.protocol"] = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
     return settings
+
+
+ANSWER_SECONDS = 8.0  # for the first answer of brokers that somebody waits for at a screen
+DOWN_SECONDS = 2.0  # the same, once no broker takes a connection
+
+
+def find_unreachable(settings: Mapping[str, Any]) -> KafkaError | None:
+    """Ask the brokers for any answer. Returns why there is none; None if there is one."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    causes: list[KafkaError] = []
+    watched: dict[str, Any] = {**settings, **QUIET, "error_cb": causes.append}
+    admin = AdminClient(watched)
+    began = monotonic()
+    answer = admin.describe_cluster(request_timeout=ANSWER_SECONDS)
+    while not answer.done():
+        admin.poll(0.05)
+        all_down = any(cause.name() == "_ALL_BROKERS_DOWN" for cause in causes)
+        found = [cause for cause in causes if cause.name() != "_ALL_BROKERS_DOWN"]
+        if found and (is_final(found[-1]) or (all_down and monotonic() - began > DOWN_SECONDS)):
+            return found[-1]
+    try:
+        answer.result()
+    except KafkaException as error:
+        final = [cause for cause in causes if cause.name() != "_ALL_BROKERS_DOWN"]
+        return final[-1] if final else error.args[0]
+    return None
 
 
 def is_final(error: KafkaError) -> bool:

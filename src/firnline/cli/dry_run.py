@@ -13,14 +13,16 @@ from firnline.cli.table import Column
 EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
 and a sample of the waiting files (up to 50 of the first epoch and 50 later
-ones, spread evenly, 32 MiB each), and shows what a run would do. An error that
+ones, spread evenly, 32 MiB each) or of the records in topics (as many pieces of
+1,000 offsets, spread over the partitions), and shows what a run would do. An error that
 would end a run at its start ends the dry run, too. Writes nothing, and starts
 no JVM unless there are SQL operators, whose columns only Spark knows. The first
 use may take up to a minute to compile the decoder, once per installation.
 
 Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
-  (null when there are several), sources [{name, ..., last_committed_file}],
+  (null when there are several), sources [{name, ..., inputs (what is
+  counted: file, or partition of a topic), last_committed_file}],
   first_epoch {files, size_bytes}, epochs_about,
   journal {table, exists, version, writable} (null if a sink decides),
   sinks [{name, type, table (where it is, without credentials), decides, input,
@@ -110,7 +112,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
             "pipeline": facts["pipeline"],
             **({"source": source["path"], "would read": _waiting(source)} if source else {}),
             "in about": count_text(facts["epochs_about"], "epoch"),
-            "first epoch": f"{count_text(first['files'], 'file')}, {size_text(first['size_bytes'])}",
+            "first epoch": f"{count_text(first['files'], _word(sources))}, {size_text(first['size_bytes'])}",
             "would begin": begin,
             **_decides(facts),
             "java": facts["java"] or "not found",
@@ -141,7 +143,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
             out.line(f"columns of {', '.join(sinks)}:")
         out.table(SCHEMA_COLUMNS, [{**c, "origin": _origin(c), "odd": _share(c["odd_share"])} for c in columns])
     if groups:
-        for line in _sample_lines(sample):
+        for line in _sample_lines(sample, _word(sources)):
             out.sentence(line)
     operators = [node for node in facts["graph"]["nodes"] if node["kind"] == "operator"]
     if operators:
@@ -173,8 +175,14 @@ def _must(sink: dict[str, Any]) -> str:
     return "required" if sink["required"] else "optional"
 
 
+def _word(sources: list[dict[str, Any]]) -> str:
+    """Return what the inputs of these sources are called."""
+    words = {str(source["inputs"]) for source in sources}
+    return words.pop() if len(words) == 1 else "input"
+
+
 def _waiting(source: dict[str, Any]) -> str:
-    waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
+    waiting = f"{count_text(source['files_outstanding'], source['inputs'])}, {size_text(source['bytes_outstanding'])}"
     return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
 
 
@@ -204,12 +212,12 @@ def _origin(column: dict[str, Any]) -> str:
     return f"{column['origin']}, was {column['widened_from']}" if column["widened_from"] else str(column["origin"])
 
 
-def _sample_lines(sample: dict[str, Any]) -> list[str]:
+def _sample_lines(sample: dict[str, Any], word: str) -> list[str]:
     """Return what was sampled of how much, and what it found."""
     bad = f", {count_text(sample['bad'], 'bad one')}" if sample["bad"] else ""
     bad += f", {sample['rescued']:,} with rescued values" if sample["rescued"] else ""
     lines = [
-        f"sampled {sample['files']:,} of {count_text(sample['of_files'], 'file')}, "
+        f"sampled {sample['files']:,} of {count_text(sample['of_files'], word)}, "
         f"{size_text(sample['size_bytes'])} of {size_text(sample['of_bytes'])}",
         f"found {count_text(sample['records'], 'record')}{bad}",
     ]

@@ -47,6 +47,7 @@ class SampleTotals:
     complete: bool = True  # whether every waiting record was read
     first_epoch_complete: bool = True  # whether every record of the first epoch was read
     warnings: list[str] = field(default_factory=list)
+    _paths: set[str] = field(default_factory=set)
 
     def to_json(self) -> dict[str, int | bool]:
         return {
@@ -60,7 +61,8 @@ class SampleTotals:
         }
 
     def add(self, sample: Sample) -> None:
-        self.files += sample.files
+        self.files += len(sample.paths - self._paths) if sample.paths else sample.files
+        self._paths |= sample.paths
         self.records += sample.records
         self.bad += sum(sample.bad.values())
         self.rescued += sample.rescued

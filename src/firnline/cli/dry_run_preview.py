@@ -73,12 +73,12 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     copies = _copies(findings)
     lease = _lease(findings)
     _resume(findings)
-    sources = [_source(findings, source) for source in pipeline.sources]
     parallelism = SparkEngine(pipeline.options.name, pipeline.options.spark).parallelism
     limits = replace(pipeline.limits(parallelism), any_age=True)
     plan = pipeline.sources.plan(findings.positions, limits)
     everything = pipeline.sources.plan(findings.positions, _without_end(limits)) if plan is not None else None
     sampled, sample = _sample(findings, plan.plans if plan else {}, everything.plans if everything else {})
+    sources = [_source(findings, source) for source in pipeline.sources]  # a sample tells the size of records
     findings.warnings += [*sample.warnings, *declared_warnings(pipeline, findings.head)]
     findings.warnings += partition_warnings(pipeline, sampled)
     schemas = _schemas(findings, sampled)
@@ -94,7 +94,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         "pipeline": pipeline.options.name,
         "source": {k: v for k, v in only.items() if k in _SOURCE_FIELDS} if only else None,
         "sources": sources,
-        "first_epoch": {"files": plan.files if plan else 0, "size_bytes": plan.size_bytes if plan else 0},
+        "first_epoch": _first_epoch(plan.plans if plan else {}, sample),
         "epochs_about": _epochs(pipeline, sources, sample),
         "journal": _journal(findings),
         "sinks": [_sink(findings, one, heads.get(one.name)) for one in _own_sinks(pipeline.options)],
@@ -122,7 +122,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
 # -- sources ------------------------------------------------------------------------------------------
 
 _PARTS = {"kafka": "lane", "redis": "script"}  # what is atomic in a sink that delivers an epoch in parts
-_SOURCE_FIELDS = ("path", "files_outstanding", "bytes_outstanding", "late_files")
+_SOURCE_FIELDS = ("path", "inputs", "files_outstanding", "bytes_outstanding", "late_files")
 
 
 def _resume(findings: _Findings) -> None:
@@ -161,11 +161,20 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
     return {
         "name": source.name,
         "path": next(o.location for o in findings.pipeline.options.sources if o.name == source.name),
+        "inputs": source.inputs_are,
         "files_outstanding": backlog.files_outstanding,
         "bytes_outstanding": backlog.bytes_outstanding,
         "late_files": _late(findings, source),
         "last_committed_file": source.describe(position).last,
     }
+
+
+def _first_epoch(plans: Mapping[str, SourcePlan], sample: SampleTotals) -> dict[str, int]:
+    """Return how much the first epoch reads. The sample tells the size of records whose plan does not."""
+    inputs = [(name, item) for name, plan in plans.items() for split in plan.splits for item in split.inputs]
+    mean = sample.size_bytes / sample.records if sample.records else 0.0
+    sizes = [plan.size_bytes or int(mean * sum(split.max_records for split in plan.splits)) for plan in plans.values()]
+    return {"files": len({(name, str(item.get("path"))) for name, item in inputs}), "size_bytes": sum(sizes)}
 
 
 def _waiting(sources: list[dict[str, Any]]) -> dict[str, int]:
@@ -205,11 +214,9 @@ def _without_end(limits: Limits) -> Limits:
     return replace(limits, max_files=MAX_LISTED, max_bytes=NO_LIMIT, max_events=NO_LIMIT, max_output_files=NO_LIMIT)
 
 
-def _later(first: SourcePlan, everything: SourcePlan | None) -> SourcePlan | None:
+def _later(source: Source, first: SourcePlan, everything: SourcePlan | None) -> SourcePlan | None:
     """Return the part of a plan of everything that comes after the first epoch."""
-    taken = {str(item["path"]) for split in first.splits for item in split.inputs}
-    splits = everything.splits if everything is not None else []
-    inputs = [item for split in splits for item in split.inputs if str(item["path"]) not in taken]
+    inputs = source.inputs_after(first, everything) if everything is not None else []
     if everything is None or not inputs:
         return None
     return replace(everything, splits=[Split(inputs, NO_LIMIT, NO_LIMIT, NO_LIMIT)], files=len(inputs))
@@ -236,7 +243,7 @@ def _sample(
     for name, of_source in ports.items():
         plan = plans.get(name)
         if plan is not None and plan.splits:
-            later = _later(plan, everything.get(name))
+            later = _later(pipeline.sources[name], plan, everything.get(name))
             sampled |= sample_source(pipeline.sources[name], of_source, plan, later, totals)
     return sampled, totals
 

@@ -145,6 +145,7 @@ class Sample:
     values: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by port and column: values that fit
     rescued_values: tuple[Rescued, ...] = ()  # by column; `source` is the port
     first_bad: tuple[str, ...] = ()  # the first bad records: input, line and reason
+    paths: frozenset[str] = frozenset()  # of the inputs that were sampled: two samples may have one in common
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +272,7 @@ class Source(ABC):
     reconcile_interval_secs: float | Literal["auto"] | None = None
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
     on_growth: Literal["report", "read_rest", "fail"] = "report"  # how input is treated that grew after it was read
+    inputs_are: str = "file"  # what people call one input
 
     # -- to be written --
 
@@ -533,6 +535,11 @@ class Source(ABC):
             SchemaError, BadRecordsError: a record does not fit, and the settings make this an error.
         """
         return None
+
+    def inputs_after(self, first: SourcePlan, everything: SourcePlan) -> list[dict[str, Json]]:
+        """Return the inputs of a plan of everything that a plan of the first epoch leaves; for samples."""
+        taken = {str(item["path"]) for split in first.splits for item in split.inputs}
+        return [item for split in everything.splits for item in split.inputs if str(item["path"]) not in taken]
 
 
 # -- the worker's side --------------------------------------------------------------------------------

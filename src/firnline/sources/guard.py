@@ -42,6 +42,7 @@ class GuardedSource(Source):
         self.poll_interval_secs = inner.poll_interval_secs
         self.reconcile_interval_secs = inner.reconcile_interval_secs
         self.late_files, self.on_growth = inner.late_files, inner.on_growth
+        self.inputs_are = inner.inputs_are
         self._kind = kind
 
     def guard(self, method: str, call: Callable[[], T]) -> T:
@@ -84,6 +85,7 @@ class GuardedSource(Source):
     restrict = forward(Source.restrict)
     reader_settings = forward(Source.reader_settings)
     sample = forward(Source.sample)
+    inputs_after = forward(Source.inputs_after)
 
     @property
     def location(self) -> str:

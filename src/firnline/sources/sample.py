@@ -1,4 +1,4 @@
-"""Samples of files, for `dry-run`: reads the start of inputs that are spread over a slice, as a worker would."""
+"""Samples of inputs, for `dry-run`: reads the start of inputs that are spread over a slice, as a worker would."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Tally:
     """What was read so far."""
 
     schema: pa.Schema
-    files: int = 0
+    files: set[str] = field(default_factory=set)
     records: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     with_rescued: int = 0
@@ -70,7 +70,7 @@ def spread(count: int, wanted: int) -> list[int]:
 
 
 def sample_inputs(open_reader: Callable[[Split], SplitReader], plan: SourcePlan, columns: Columns) -> Sample:
-    """Decode the start of inputs of a plan; small ones whole. Their outcomes say whether they were `finished`.
+    """Decode the start of inputs of a plan; small ones whole. Their outcomes may say whether they were `finished`.
 
     Raises:
         SchemaError, BadRecordsError: a record does not fit, and the spec says that this stops the epoch.
@@ -82,7 +82,7 @@ def sample_inputs(open_reader: Callable[[Split], SplitReader], plan: SourcePlan,
         _sample_input(open_reader, item, SAMPLE_BYTES // len(chosen), tally)
     return Sample(
         columns={MAIN_PORT: ReadColumns(tally.schema, {path: dict(counts) for path, counts in tally.kinds.items()})},
-        files=tally.files,
+        files=len(tally.files),
         records=tally.records,
         bad=dict(tally.bad),
         rescued=tally.with_rescued,
@@ -92,6 +92,7 @@ def sample_inputs(open_reader: Callable[[Split], SplitReader], plan: SourcePlan,
         values={MAIN_PORT: dict(tally.values)},
         rescued_values=tuple(tally.rescued),
         first_bad=tuple(tally.first_bad),
+        paths=frozenset(tally.files),
     )
 
 
@@ -117,7 +118,7 @@ def _sample_input(
     read = end.columns[MAIN_PORT]
     tally.schema = read.schema
     add_counts(tally.kinds, read.kinds)
-    tally.files += 1
+    tally.files.add(str(item["path"]))
     tally.records += budget.records
     tally.size_bytes += budget.bytes_read
-    tally.complete = tally.complete and all(outcome["finished"] for outcome in end.outcomes)
+    tally.complete = tally.complete and all(outcome.get("finished", not budget.is_full) for outcome in end.outcomes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firnline.clock import SystemClock, monotonic
 from firnline.errors import SinkError
 from firnline.faults import fault_point
-from firnline.kafka_client import QUIET, is_final, security_settings
+from firnline.kafka_client import QUIET, find_unreachable, is_final, security_settings
 from firnline.names import kafka_checkpoint_topic
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord
@@ -142,6 +142,14 @@ class Cluster:
             self._reader.close()
             del self.__dict__["_reader"]
         self.__dict__.pop("admin", None)
+
+    def check_answers(self) -> None:
+        """Raise SinkError soon if no broker answers: for commands at a screen."""
+        from confluent_kafka import KafkaException
+
+        unreachable = find_unreachable(self.connection.settings)
+        if unreachable is not None:
+            raise self.connection.error("the connection to the brokers", KafkaException(unreachable))
 
     # -- topics ---------------------------------------------------------------------------------------
 

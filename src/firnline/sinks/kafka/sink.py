@@ -285,6 +285,7 @@ class KafkaSink(Follower):
     # -- checks ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
+        self._cluster.check_answers()
         self._check_timeout()
         if not template_columns(self._kafka.topic):
             self._check_writable(self._kafka.topic)

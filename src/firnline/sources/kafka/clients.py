@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CALL_SECONDS = 15.0
 EARLIEST, LATEST = -2, -1  # for `list_offsets`
-_CONSUMER_ONLY = CONSUMER_OPTIONS - CLIENT_OPTIONS
+CONSUMER_ONLY = CONSUMER_OPTIONS - CLIENT_OPTIONS
 
 PREFETCH_KIB = 32 * 1024  # fetched ahead of what a task has read; what lies beyond its range is dropped
 MOST_IDLE = 4  # consumers of one kind that wait to be used again
@@ -87,7 +87,7 @@ def open_admin(client: Mapping[str, str]) -> AdminClient:
     key = (os.getpid(), json.dumps(dict(client), sort_keys=True))
     with _lock:
         if key not in _admins:
-            _admins[key] = AdminClient({**QUIET, **{k: v for k, v in client.items() if k not in _CONSUMER_ONLY}})
+            _admins[key] = AdminClient({**QUIET, **{k: v for k, v in client.items() if k not in CONSUMER_ONLY}})
         return _admins[key]
 
 

@@ -137,3 +137,17 @@ def share_tasks(
                 room -= stop - at
                 at, known = stop, -1
     return parts
+
+
+def spread_pieces(ranges: Sequence[Range], pieces: int, records: int) -> list[tuple[int, Range]]:
+    """Choose pieces of at most `records` offsets, about `pieces` in all, spread over ranges; each with the number of
+    its range. The first and the last piece of a range are among them, if it has several."""
+    chosen: list[tuple[int, Range]] = []
+    each = max(1, pieces // max(1, len(ranges)))
+    for number, (start, end, epoch) in enumerate(ranges):
+        count = -(-(end - start) // records)
+        steps = range(count) if count <= each else sorted({i * (count - 1) // max(1, each - 1) for i in range(each)})
+        for step in steps:
+            at = start + step * records
+            chosen.append((number, Range(at, min(end, at + records), epoch if at == start else -1)))
+    return chosen

@@ -11,10 +11,12 @@ from typing import Any
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, SourceError, SourceGapError, SourceMovedError
 from firnline.faults import fault_point
-from firnline.kafka_client import as_source_error, load_library
-from firnline.sources.base import Backlog, Limits, PositionView, Source, SourcePlan, Split
+from firnline.kafka_client import as_source_error, find_unreachable, load_library
+from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Sample, Source, SourcePlan, Split
+from firnline.sources.columns import Columns
 from firnline.sources.kafka.clients import (
     CALL_SECONDS,
+    CONSUMER_ONLY,
     EARLIEST,
     LATEST,
     Topic,
@@ -24,7 +26,7 @@ from firnline.sources.kafka.clients import (
 )
 from firnline.sources.kafka.messages import GAP_HINT, KafkaReaderSettings, RangeInput, RangeOutcome
 from firnline.sources.kafka.options import KafkaSourceOptions
-from firnline.sources.kafka.planning import Bounds, find_gaps, share_tasks, skip_gaps, take
+from firnline.sources.kafka.planning import Bounds, find_gaps, share_tasks, skip_gaps, spread_pieces, take
 from firnline.sources.kafka.position import PartitionId, PartitionState, Position, Range
 from firnline.types import Json
 
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0  # between two looks for new topics and partitions while nothing new comes
 MORE_SECONDS = 0.02  # between two looks whether more records have come
 NO_LIMIT = 1 << 62
+SAMPLE_RECORDS = 1_000  # of one piece of a partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class _View:
 
 class KafkaSource(Source):
     """Topics of a Kafka cluster."""
+
+    inputs_are = "partition"
 
     def __init__(self, options: KafkaSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
         load_library()
@@ -94,6 +99,10 @@ class KafkaSource(Source):
         return Position.from_json(position).describe()
 
     def check(self) -> None:
+        settings = {key: value for key, value in self._client.items() if key not in CONSUMER_ONLY}
+        unreachable = find_unreachable(settings)
+        if unreachable is not None:
+            raise as_source_error(f"source {self.name!r}: no broker answers", self._options.brokers, unreachable)
         self._look()
 
     # -- looking --------------------------------------------------------------------------------------
@@ -393,3 +402,26 @@ class KafkaSource(Source):
             on_bad_record=options.on_bad_record,
             on_gap=options.on_gap,
         ).to_json()
+
+    def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample:
+        from firnline.sources.kafka.reader import KafkaReader  # loads the decoder
+        from firnline.sources.sample import SAMPLE_FILES, sample_inputs
+
+        settings, inputs = self.reader_settings(), [item for split in plan.splits for item in split.inputs]
+        ranges = [Range(int(item["from"]), int(item["to"]), int(item["epoch"])) for item in inputs]
+        pieces = spread_pieces(ranges, SAMPLE_FILES, SAMPLE_RECORDS)
+        chosen = [{**inputs[at], "from": one.start, "to": one.end, "epoch": one.epoch} for at, one in pieces]
+        part = replace(plan, splits=[Split(chosen, NO_LIMIT, NO_LIMIT, NO_LIMIT)])
+        found = sample_inputs(lambda split: KafkaReader(settings, split, columns), part, columns[MAIN_PORT])
+        if found.records:
+            self._mean_bytes = found.size_bytes / found.records
+        is_whole = sum(one.end - one.start for _, one in pieces) == sum(one.end - one.start for one in ranges)
+        return replace(found, complete=found.complete and is_whole)
+
+    def inputs_after(self, first: SourcePlan, everything: SourcePlan) -> list[dict[str, Json]]:
+        taken: dict[str, int] = {}
+        for item in (item for split in first.splits for item in split.inputs):
+            taken[str(item["path"])] = max(taken.get(str(item["path"]), 0), int(item["to"]))
+        items = (item for split in everything.splits for item in split.inputs)
+        rest = ({**item, "from": max(int(item["from"]), taken.get(str(item["path"]), 0))} for item in items)
+        return [item for item in rest if item["from"] < item["to"]]
