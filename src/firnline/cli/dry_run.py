@@ -14,10 +14,11 @@ EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
 and a sample of the waiting files (up to 50 of the first epoch and 50 later
 ones, spread evenly, 32 MiB each) or of the records in topics (as many pieces of
-1,000 offsets, spread over the partitions), and shows what a run would do. An error that
-would end a run at its start ends the dry run, too. Writes nothing, and starts
-no JVM unless there are SQL operators, whose columns only Spark knows. The first
-use may take up to a minute to compile the decoder, once per installation.
+1,000 offsets, spread over the partitions), and shows what a run would do. An
+error that would end a run at its start ends the dry run, too. Writes nothing,
+and starts no JVM unless there are SQL operators, whose columns only Spark
+knows. The first use may take up to a minute to compile the decoder, once per
+installation.
 
 Output (JSON fields):
   pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
