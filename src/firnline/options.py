@@ -175,6 +175,11 @@ class FollowerOptions(SinkOptions):
     renamed_from: str = field(default="", kw_only=True)  # the former name, under which the target knows the sink
 
     @property
+    def head_name(self) -> str:
+        """The name that the target knows the sink by: its first one."""
+        return self.renamed_from or self.name
+
+    @property
     def target(self) -> str:
         """The identity of the target, without credentials: a sink is its name plus this."""
         return self.location

@@ -34,7 +34,7 @@ class Followers(Simulation):
         self.places = tuple(self.names.index(name) for name in scenario.followers)
         self.laned = self.places[-1]
         self._options: list[Any] = [
-            SimpleNamespace(name=name, target=name, renamed_from="") for name in scenario.followers
+            SimpleNamespace(name=name, target=name, renamed_from="", head_name=name) for name in scenario.followers
         ]
 
     def start(self) -> World:

@@ -12,6 +12,7 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import CheckpointError, ConfigError, FirnlineError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import EpochCommit, Sink
+from firnline.sinks.known import name_then
 from firnline.sinks.outbox import without_outbox
 from firnline.sinks.parking import is_parked, restage
 from firnline.storage import Storage
@@ -69,7 +70,8 @@ def entry_commit(
 def name_in(entry: LedgerEntry, sink: Sink) -> str | None:
     """Return the name under which an epoch staged rows for a sink, which may have been renamed since; None: it did
     not."""
-    return next((name for name in (sink.name, sink.former_name) if name in entry.staged), None)
+    names = (name_then(entry.checkpoint, sink.former_name or sink.name), sink.name, sink.former_name)
+    return next((name for name in names if name in entry.staged), None)
 
 
 def staged_for(entry: LedgerEntry, sink: Sink) -> list[dict[str, Json]]:

@@ -37,7 +37,7 @@ from firnline.sinks.base import (
     Sink,
     SinkReturn,
 )
-from firnline.sinks.known import after_going_back
+from firnline.sinks.known import after_going_back, name_then
 from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
         case "rescale" | "import" | "repair" | "epoch":
             return KeepRows()
     to = int(entry.edit["to_epoch"])
-    if holds <= to or sink.name in entry.edit.get("left", []) or sink.name == JOURNAL:
+    names = {sink.name, name_then(entry.checkpoint, sink.former_name or sink.name)}
+    if holds <= to or not names.isdisjoint(entry.edit.get("left", [])) or sink.name == JOURNAL:
         return KeepRows()
     return RestoreVersion(sink.version_of(to))
 

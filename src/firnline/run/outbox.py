@@ -14,7 +14,7 @@ from firnline.errors import LedgerHoleError, OutboxFullError
 from firnline.run.commits import settled_epoch
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
-from firnline.sinks.known import find_away, known_sinks, newest_seen, next_known
+from firnline.sinks.known import find_away, known_sinks, name_then, newest_seen, next_known
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.storage import LocalStorage, Storage
 from firnline.types import Json
@@ -165,7 +165,8 @@ class Outbox:
                 attempt = link.checkpoint.attempt
                 if attempt in left:
                     left.remove(attempt)
-                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names)
+                    then = {name_then(link.checkpoint, one.head_name) for one in self._pipeline.options.followers}
+                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names - then)
                     self._waiting[attempt] = replace(_waiting(link), absent=tuple(absent))
                 if not left:
                     break

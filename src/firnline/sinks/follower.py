@@ -300,7 +300,7 @@ class Follower(Sink):
     def __init__(self, options: FollowerOptions, context: SinkContext) -> None:
         self.name, self.required, self.uri = options.name, options.required, options.location
         self.former_name = options.renamed_from
-        self.head_name = options.renamed_from or options.name  # the name that the target knows the sink by
+        self.head_name = options.head_name
         self.context = context
         self._options = options
         self._generation = 0

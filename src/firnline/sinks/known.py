@@ -51,9 +51,32 @@ def known_sinks(checkpoint: Checkpoint | None) -> dict[str, KnownSink]:
 
 
 def find_known(known: Mapping[str, KnownSink], name: str, former_name: str) -> KnownSink | None:
-    """Return what is remembered of a follower: under its name, its former name, or the name that its target knows."""
-    found = known.get(name) or known.get(former_name)
-    return found or next((one for one in known.values() if one.head_name == (former_name or name)), None)
+    """Return what is remembered of a follower: of the one whose target knows it by the same name."""
+    return next((one for one in known.values() if one.head_name == (former_name or name)), None)
+
+
+def name_then(checkpoint: Checkpoint, head_name: str) -> str:
+    """Return the name that a follower had when a checkpoint was made; empty if the checkpoint does not know it."""
+    return next((name for name, one in known_sinks(checkpoint).items() if one.head_name == head_name), "")
+
+
+def check_names(followers: Sequence[FollowerOptions]) -> None:
+    """Refuse a name that is also the one by which the target of another follower knows it.
+
+    What a follower holds, what waits for it and its dead letters are found by these names: two followers of one name
+    would take each other's.
+
+    Raises:
+        ConfigError: it names both sinks.
+    """
+    for one in followers:
+        for other in followers:
+            if other is not one and one.head_name in (other.name, other.head_name):
+                raise ConfigError(
+                    f"the name {one.head_name!r} means two sinks: {other.name!r}, and {one.name!r}, whose target knows "
+                    f"it as {one.head_name!r}",
+                    hint=f"Give sink {other.name!r} another name, one that no other sink has or had.",
+                )
 
 
 def find_away(checkpoint: Checkpoint | None, followers: Sequence[FollowerOptions]) -> dict[str, str]:
@@ -69,7 +92,7 @@ def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOpti
     Raises:
         ConfigError: it names the sink and the ways out.
     """
-    by_head = {one.renamed_from or one.name: one for one in followers}
+    by_head = {one.head_name: one for one in followers}
     for name, one in known.items():
         follower = by_head.get(one.head_name)
         if follower is None:
@@ -115,7 +138,7 @@ def next_known(
     for follower in followers:
         one = find_known(known, follower.name, follower.renamed_from)
         if one is None:
-            one = KnownSink(follower.target, epoch - 1, epoch - 1, follower.renamed_from or follower.name)
+            one = KnownSink(follower.target, epoch - 1, epoch - 1, follower.head_name)
         if not one.set_aside:
             held = max(heads.get(follower.name) or one.held, one.born)
             one = replace(one, held=held, set_aside=set_aside.get(follower.name, ""))

@@ -126,7 +126,7 @@ class SinkEdit:
         if self._name in known:
             return known[self._name]
         if self._name in options and self._action != "forget":  # new: it begins here
-            return KnownSink(options[self._name].target, 0, 0, options[self._name].renamed_from or self._name)
+            return KnownSink(options[self._name].target, 0, 0, options[self._name].head_name)
         names = sorted(known if self._action == "forget" else known.keys() | options.keys())
         hint = suggest(self._name, names) if names else "Delta tables are not listed: they hold their own rows."
         raise ConfigError(f"the pipeline delivers to no sink {self._name!r}", hint=hint)

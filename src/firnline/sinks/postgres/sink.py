@@ -51,13 +51,13 @@ class PostgresSink(Follower):
         timeouts = Timeouts(options.statement_timeout.total_seconds(), options.lock_timeout.total_seconds())
         self._lock_seconds = timeouts.lock
         self._database = Database(options.dsn, f"sink {self.name!r} at {place_of(options.dsn)}", timeouts)
-        self._row = CheckpointRow(context.pipeline, self.name)
+        self._row = CheckpointRow(context.pipeline, self.head_name)
         self._run = ""
         self._claiming = 0  # the generation that is being claimed, or was
 
     @property
     def _owner(self) -> str:
-        return f"{self.context.pipeline}/{self.name}"
+        return f"{self.context.pipeline}/{self.head_name}"
 
     def shape(self) -> dict[str, Json]:
         shape = super().shape()
