@@ -66,9 +66,7 @@ def test_a_renamed_topic_goes_on(
     assert len(kafka.read(topic)) == sample.ids.total()
 
 
-def test_a_renamed_receiver_gets_every_row_once(
-    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
-) -> None:
+def test_a_renamed_receiver_gets_every_row_once(make_options: MakeOptions, sample: SampleInput, tmp_path: Path) -> None:
     with running_receiver() as receiver:
         rename_and_run(make_options, sample, tmp_path, HttpSinkOptions("copy", receiver.url))
         assert receiver.ids == sample.ids
@@ -95,7 +93,11 @@ def lag_of_odd(options: PipelineOptions, sample: SampleInput, tmp_path: Path) ->
 def test_two_followers_that_swap_names_are_refused(make_options: MakeOptions, tmp_path: Path) -> None:
     even, odd = halves(tmp_path)
     swapped = (replace(even, name="odd", renamed_from="even"), replace(odd, name="even", renamed_from="odd"))
-    for sinks in (swapped, (replace(even, name="new", renamed_from="odd"), odd), (odd, replace(even, renamed_from="odd"))):
+    for sinks in (
+        swapped,
+        (replace(even, name="new", renamed_from="odd"), odd),
+        (odd, replace(even, renamed_from="odd")),
+    ):
         with pytest.raises(ConfigError, match="means two sinks"):
             open_pipeline(make_options(sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), *sinks)))
 

@@ -6,15 +6,22 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import io
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from firnline.clock import monotonic
 from firnline.errors import ConfigError
 from firnline.sinks.http.options import HttpAddress
 from firnline.types import Clock
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 ANSWER_BYTES = 64 * 1024  # of an answer that are read
 SHOWN_CHARACTERS = 200  # of an answer, in a message
@@ -103,14 +110,16 @@ class HttpClient:
         assert connection is not None
         deadline = monotonic() + self._timeout_secs
         try:
-            self._limit(connection, deadline)
+            assert connection.sock is not None
+            connection.sock.settimeout(self._timeout_secs)
             signed = self._sign(body, key)
             all_headers = {**self._headers, **headers, **signed, "Idempotency-Key": key}
             with contextlib.suppress(BrokenPipeError):  # a server may answer before it has read all
                 connection.request(self._method, self._address.path, body=body, headers=all_headers)
-            self._limit(connection, deadline)
+            timed: Any = partial(_TimedResponse, deadline=deadline, seconds=self._timeout_secs)
+            connection.response_class = timed
             response = connection.getresponse()
-            text = self._read(connection, response, deadline)
+            text = self._read(response)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise AnswerLostError(self.hide(f"{type(error).__name__}: {error}")) from error
@@ -130,23 +139,15 @@ class HttpClient:
         shown = "".join(c if c.isprintable() else " " for c in text)
         return shown[:SHOWN_CHARACTERS]
 
-    def _read(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> str:
+    def _read(self, response: http.client.HTTPResponse) -> str:
         """Read the answer up to `ANSWER_BYTES`. The status decides; the rest of a longer answer is not waited for."""
         data = b""
         while len(data) < ANSWER_BYTES and not response.isclosed():
-            self._limit(connection, deadline)
             piece = response.read1(ANSWER_BYTES - len(data))
             if not piece:
                 break
             data += piece
         return data.decode("utf-8", "replace")
-
-    def _limit(self, connection: http.client.HTTPConnection, deadline: float) -> None:
-        left = deadline - monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no answer within {self._timeout_secs:g} s")
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
 
     def _sign(self, body: bytes, key: str) -> dict[str, str]:
         """Return the headers that prove who sent a request, and when."""
@@ -154,6 +155,39 @@ class HttpClient:
             return {}
         stamp = str(int(self._clock.now().timestamp()))
         return {"Firnline-Timestamp": stamp, "Firnline-Signature": sign(self._hmac_secret, stamp, key, body)}
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads a socket until a time: a server that sends byte by byte gets no more of it than one that is silent."""
+
+    def __init__(self, inner: io.RawIOBase, sock: socket.socket, deadline: float, seconds: float) -> None:
+        super().__init__()
+        self._inner = inner
+        self._socket = sock
+        self._deadline = deadline
+        self._seconds = seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        left = self._deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no whole answer within {self._seconds:g} s")
+        self._socket.settimeout(left)
+        return self._inner.readinto(buffer)
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer that is read, with its status and headers, until a time."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline: float, seconds: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, deadline, seconds))
 
 
 def sign(secret: str, timestamp: str, key: str, body: bytes) -> str:
