@@ -154,18 +154,19 @@ class Cluster:
     # -- topics ---------------------------------------------------------------------------------------
 
     def count_partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; 0 if it does not exist."""
-        from confluent_kafka import KafkaException
+        """Return how many partitions a topic has; 0 if it does not exist.
+
+        Never by `list_topics(topic)`: a broker that creates topics by itself would create it, with other settings.
+        """
+        from confluent_kafka import KafkaException, TopicCollection
 
         try:
-            found = self.admin.list_topics(topic, timeout=CALL_SECONDS).topics[topic]
+            asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=CALL_SECONDS)
+            return len(asked[topic].result(CALL_SECONDS).partitions)
         except KafkaException as error:
-            raise self.connection.error(f"the look-up of topic {topic!r}", error) from error
-        if found.error is not None:
-            if found.error.name() == "UNKNOWN_TOPIC_OR_PART":
+            if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
                 return 0
-            raise self.connection.error(f"the look-up of topic {topic!r}", KafkaException(found.error))
-        return len(found.partitions)
+            raise self.connection.error(f"the look-up of topic {topic!r}", error) from error
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics that this user may see."""
