@@ -52,6 +52,7 @@ class Receipt:
     changes: Mapping[str, int] = field(
         default_factory=dict, compare=False
     )  # of an upsert: rows `inserted`, `updated`, `deleted`
+    entry: str = field(default="", compare=False)  # the checksum of the ledger entry; empty: the sink does not say
 
 
 class Clock(Protocol):

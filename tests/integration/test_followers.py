@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from firnline.errors import ConfigError, RollbackRefusedError
+from firnline.errors import CommitUnknownError, ConfigError, RollbackRefusedError
 from firnline.history.edits.restore import restore_savepoint
 from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
@@ -23,6 +23,7 @@ from firnline.run.status import load_runs
 from firnline.sinks.base import EpochCommit, RunTasks
 from firnline.sinks.dead_letters import list_dead_letters, read_letters
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.follower import EpochDelivery, FollowerHead
 from firnline.sinks.known import find_away
 from firnline.testing.sinks import OpenSink, ReadRows, SinkConformance
 from firnline.types import Receipt
@@ -317,6 +318,52 @@ def test_a_follower_that_lags_too_far_is_set_aside_and_stays_so(
     assert sqlite_ids(tmp_path / "copy.db") == held, "it gets nothing until somebody resyncs it"
     checkpoint = open_pipeline(options).load().checkpoint
     assert "wait for it in the outbox" in find_away(checkpoint, options.followers)["copy"]
+
+
+def test_a_sink_that_a_quorum_needs_is_not_set_aside(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    copy = follower(tmp_path, required=False)
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+    quorum = make_options(max_files=1, commit_policy="quorum", quorum=2, sinks=(table, copy))
+    full = replace(quorum, outbox=OutboxOptions(max_bytes=1, keep=timedelta(0)))
+    sample.add("f1.json", 10)
+    run_to_end(full)
+    (tmp_path / f"copy.db{DOWN}").touch()
+    for number in (2, 3, 4):
+        sample.add(f"f{number}.json", 10)
+    result = run_once(full).result
+    assert result.error is not None
+    assert result.exit_code
+    assert find_away(open_pipeline(full).load().checkpoint, full.followers) == {}
+    one = replace(full, batch=replace(full.batch, quorum=1))
+    run_to_end(one)
+    assert "copy" in find_away(open_pipeline(full).load().checkpoint, full.followers)
+    result = run_once(full).result
+    assert result.exit_code == 2
+    assert result.error is not None
+    assert result.error.message == "batch.quorum is 2, and it needs a sink that is set aside: copy"
+
+
+def test_the_receipt_of_an_epoch_that_was_never_decided_is_refused(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(make_options, tmp_path, follower(tmp_path))
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    deliver = SqliteSink.deliver
+
+    def of_another(self: SqliteSink, delivery: EpochDelivery) -> FollowerHead:
+        checkpoint = replace(delivery.commit.checkpoint, attempt="stranger")
+        commit = replace(delivery.commit, checkpoint=checkpoint)
+        deliver(self, replace(delivery, commit=commit))
+        raise CommitUnknownError("the answer was lost")
+
+    monkeypatch.setattr(SqliteSink, "deliver", of_another)
+    sample.add("f2.json", 10)
+    result = run_once(options).result
+    assert result.error is not None
+    assert "holds another epoch 2 than was decided: attempt stranger" in result.error.message
 
 
 def test_a_full_outbox_stops_the_run_if_the_spec_says_so(

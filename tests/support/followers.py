@@ -15,7 +15,7 @@ from typing import Any
 
 from firnline.epoch import decide as real_core
 from firnline.epoch import messages as m
-from firnline.sinks.known import KnownSink, next_known
+from firnline.sinks.known import BEGINNING, KnownSink, next_known
 from tests.support.explore import Judge
 from tests.support.simulation import Job, Move, Outcomes, Simulation
 from tests.support.world import Actor, Entry, Lane, Row, Scenario, Sink, Target, Task, World, Write
@@ -43,7 +43,23 @@ class Followers(Simulation):
         if self.scenario.stranger:
             lane = Lane(1, PERSON, 1, f"{PERSON}.1")
             world = world.with_sink(self.laned, Target((lane,), ((1, 1), (1, 2)), 1, went_back=True))
-        return world
+        return self._with_history(world) if self.scenario.filled else world
+
+    def _with_history(self, world: World) -> World:
+        """The world after an epoch of two items without the filled sink, and the edit that begins to fill it."""
+        known = {name: KnownSink(name, 0, 0, name) for name in self.scenario.followers}
+        first = Entry(1, f"{PERSON}.1", "", 0, 2, known=tuple(known.values()))
+        known[self.scenario.filled] = KnownSink(
+            self.scenario.filled, 0, 0, self.scenario.filled, filled_from=BEGINNING, filled_since=1
+        )
+        edit = Entry(2, f"{PERSON}.2", first.attempt, 2, 2, known=tuple(known.values()))
+        deciding = Sink(version=2, generation=1, holder=PERSON, chain=(first, edit))
+        sinks: list[Any] = [deciding]
+        for at, name in enumerate(self.names[1:], 1):
+            held = Lane(1, PERSON, 2, edit.attempt)
+            level = Target((held,), self.lane_rows(at, first, 0), 2)
+            sinks.append(Target() if name == self.scenario.filled else level)
+        return world._replace(sinks=tuple(sinks), ledger=(first, edit), recorded=2)
 
     # -- rules: what the followers hold --------------------------------------------------------------------
 
@@ -114,6 +130,11 @@ class Followers(Simulation):
         known = zip(self.scenario.followers, entry.known if entry else (), strict=False)
         return tuple(name for name, one in known if one.set_aside)
 
+    def filling(self, world: World, tip: str) -> tuple[str, ...]:
+        entry = next((entry for entry in world.sinks[0].chain if entry.attempt == tip), None)
+        known = zip(self.scenario.followers, entry.known if entry else (), strict=False)
+        return tuple(name for name, one in known if one.filled_from)
+
     def beginning(self, world: World, actor: Actor, at: int, target: Target) -> int | None:
         """The epoch that a follower goes on from; None: it lost epochs that the outbox no longer has."""
         known = self.known(world, actor, self.view(actor).tip).get(self.names[at])
@@ -127,6 +148,8 @@ class Followers(Simulation):
     def lacks(self, world: World, actor: Actor, epoch: int) -> bool:
         """Whether outbox or ledger lack a later epoch."""
         later = world.sinks[0].chain[epoch : self.view(actor).decided]
+        if self.scenario.filled:  # rows that the outbox lacks are made again
+            return any(entry.epoch < world.folded for entry in later)
         return any(entry.attempt not in world.outbox or entry.epoch < world.folded for entry in later)
 
     def heads(self, actor: Actor) -> dict[str, int]:
@@ -134,12 +157,13 @@ class Followers(Simulation):
         return {sink.name: sink.epoch for sink in self.view(actor).sinks if not sink.away}
 
     def mark(self, actor: Actor) -> int:
-        """The outbox mark: the epoch of the slowest sink that is not set aside."""
-        return min(self.heads(actor).values())
+        """The outbox mark: the epoch of the slowest sink that is neither set aside nor being filled."""
+        filling = {sink.name for sink in self.view(actor).sinks if sink.filling}
+        return min(epoch for name, epoch in self.heads(actor).items() if name not in filling)
 
     def fold_below(self, actor: Actor, floor: int, waiting: list[int]) -> int:
         """The epoch below which ledger entries may be folded."""
-        return min([floor, self.mark(actor) + 1, *waiting])
+        return min([floor, *(epoch + 1 for epoch in self.heads(actor).values()), *waiting])
 
     def acknowledged(self, world: World, epoch: int) -> World:
         later = world.sinks[0].chain[epoch - 1 :]
@@ -160,8 +184,10 @@ class Followers(Simulation):
         before, heads = self.known(job.world, job.actor, entry.base), self.heads(job.actor)
         entry = entry._replace(lanes=self.setting(self.scenario.lanes, job.actor))
 
+        filling = [sink.name for sink in self.view(job.actor).sinks if sink.filling]
+
         def remembering(reasons: dict[str, str]) -> Entry:
-            known = next_known(before, self._options, entry.epoch, heads, reasons)
+            known = next_known(before, self._options, entry.epoch, heads, reasons, filling)
             return entry._replace(known=tuple(known[name] for name in self.scenario.followers))
 
         yield "", False, remembering({}), job.world
@@ -328,7 +354,8 @@ class Followers(Simulation):
         generations = [lane.generation for lane in target.lanes if lane.has_head]
         held = self.claimed_epoch(target, at, actor)
         entry = self.entry_for(world, actor, at, action.epoch)
-        if entry is None or entry.epoch < world.folded or (entry.attempt not in world.outbox and entry.back_to < 0):
+        lost = entry is not None and entry.attempt not in world.outbox and entry.back_to < 0
+        if entry is None or entry.epoch < world.folded or (lost and action.sink != self.scenario.filled):
             yield "finds no rows", False, self._hear(job, m.Failed(False, LOST, action.sink))
         elif max(generations, default=0) > actor.generation:
             yield "is refused", False, self._hear(job, m.Fenced(), self._steal(world, actor, at))
@@ -490,8 +517,13 @@ class Followers(Simulation):
         chain = world.sinks[0].chain
         sinks = zip(world.sinks, self.scenario.sinks, strict=True)
         held = [sink.highest if n in self.places else len(sink.chain) for n, (sink, _) in enumerate(sinks)]
-        away = self.away(world, world.sinks[0].tip)
-        needed = [n for n, (name, required) in enumerate(self.scenario.sinks) if required and name not in away]
+        away, filling = self.away(world, world.sinks[0].tip), self.filling(world, world.sinks[0].tip)
+        if self.scenario.policy == "quorum":
+            others = [0 if name in filling else held[n] for n, name in enumerate(self.names)]  # set aside or not
+            best = sorted(others[1:], reverse=True)[: self.scenario.quorum - 1]
+            return [Sink(chain=chain[:count]) for count in (held[0], *best)]
+        uncounted = {*away, *filling}
+        needed = [n for n, (name, required) in enumerate(self.scenario.sinks) if required and name not in uncounted]
         return [Sink(chain=chain[: held[n]]) for n in needed]
 
 
@@ -552,6 +584,10 @@ class FollowersJudge(Judge):
         one = known.get(simulation.names[at])
         if is_away or target.went_back:
             return
+        if simulation.names[at] == simulation.scenario.filled:
+            if world.folded > target.epoch + 1:
+                yield "a ledger entry is gone that a sink needs which is being filled"
+            return
         for entry in chain[max(target.epoch, one.born if one else 0) :]:
             if entry.attempt not in world.outbox or entry.epoch < world.folded:
                 yield "an outbox file or a ledger entry is gone that a follower needs"
@@ -571,6 +607,10 @@ class FollowersJudge(Judge):
         return len(found.chain)
 
     def _may_fail(self, world: World, exit_code: int) -> bool:
+        scenario = self.simulation.scenario
+        if exit_code == 1 and scenario.policy == "quorum":  # sinks are set aside that the quorum needs
+            left = len(scenario.sinks) - len(self.simulation.away(world, world.sinks[0].tip))
+            return left < scenario.quorum
         return exit_code == LOST and any(isinstance(sink, Target) and sink.went_back for sink in world.sinks)
 
     def _run(self, world: World, actor: Actor) -> Iterator[str]:
@@ -579,7 +619,7 @@ class FollowersJudge(Judge):
         if state.exit_code == 0 and state.tip != tip:
             return  # somebody went on since
         yield from super()._run(world, actor)
-        lacking = [s for s in state.sinks if s.required and s.epoch < state.committed]
+        lacking = [s for s in state.sinks if s.required and s.epoch < state.committed and not s.filling]
         if state.exit_code == 0 and not state.stopping and lacking:
             yield "a run ended well though it knew that a follower lacks rows"
         if state.exit_code is not None or not state.claimed or world.sinks[0].holder != actor.number:

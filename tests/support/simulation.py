@@ -300,6 +300,7 @@ class Simulation(Rules):
             tip, committed = next((tip, log) for name, _, tip, log in read if name == self.names[0])
             epochs = tuple((name, epoch) for name, epoch, _, _ in read if epoch >= 0)
             event = m.SinksRead(tip, epochs, committed=committed, away=self.away(job.world, tip))
+            event = replace(event, filling=self.filling(job.world, tip))
             if self.scenario.tells_recorded:
                 forgotten = sum(entry.end <= job.world.forgotten for entry in job.world.sinks[0].chain)
                 event = replace(event, recorded=job.world.recorded, acknowledged=forgotten)
@@ -337,6 +338,10 @@ class Simulation(Rules):
         """The sinks that the epoch of an attempt has set aside."""
         return ()
 
+    def filling(self, world: World, tip: str) -> tuple[str, ...]:
+        """The sinks that, by the epoch of an attempt, still get what was before they were added."""
+        return ()
+
     def _end_of(self, world: World, actor: Actor, attempt: str) -> int:
         """Where the slice of an attempt ends that is decided or in flight."""
         return next((e.end for e in (*world.sinks[0].chain, *actor.plans) if e.attempt == attempt), 0)
@@ -347,10 +352,11 @@ class Simulation(Rules):
         if write is not None:
             world = world.with_actor(job.place, actor._replace(generation=write.generation))
             claimed = m.Claimed(*write.tip, away=self.away(world, write.tip[1]))
+            claimed = replace(claimed, filling=self.filling(world, write.tip[1]))
             yield from self._sent(job._replace(world=world), write, claimed, failed)
             return
         tip = (len(sink.chain), sink.tip)
-        claimed = m.Claimed(*tip, away=self.away(world, sink.tip))
+        claimed = m.Claimed(*tip, away=self.away(world, sink.tip), filling=self.filling(world, sink.tip))
         if self.missing(sink):
             world = world.with_actor(job.place, actor._replace(generation=1))
             yield "finds no table", False, self._later(job, Task(job.task.action, answer=claimed), world)

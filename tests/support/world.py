@@ -235,6 +235,7 @@ class Scenario:
     lanes: tuple[int, ...] = (1,)  # of the last follower, by run; the last number holds for all later runs
     ranges: tuple[int, ...] = (9,)  # rows in one transaction, by run
     stranger: bool = False  # the last follower holds an epoch of another pipeline of the same name
+    filled: str = ""  # a follower that was added after the first epoch, and gets that one too
     sweeps: bool = True
     tells_recorded: bool = True  # whether a run can read how far its predecessors recorded and acknowledged
     budget: Budget = NO_FAULTS

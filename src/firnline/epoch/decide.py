@@ -23,6 +23,9 @@ The order that `step` keeps, per epoch:
 7. A unit that was put into a two-stage deciding table can still be set aside, discarded or turn out to be a fork.
    Only what the table's log holds is given to further sinks, recorded and acknowledged. Putting units does not wait
    for the committer, and no run waits for it before it ends: the next one gives further sinks what they lack.
+8. A quorum is one of all sinks: one that is set aside holds nothing, so giving it up makes no quorum easier to reach.
+   If too few are left, the run stops.
+9. A sink that is being filled gets epochs like any other, and counts in no commit policy until it is in sync once.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Policy(Enum):
 
     ALL = "all"  # every sink that is not optional
     REQUIRED = "required"  # the same, by another word
-    QUORUM = "quorum"  # the deciding sink and as many others as make up the number
+    QUORUM = "quorum"  # the deciding sink and as many others as make up the number, set aside or not
 
 
 class Phase(Enum):
@@ -88,6 +91,7 @@ class SinkState:
     failures: int = 0  # in a row
     from_outbox: bool = False  # its rows wait in the outbox: sources may forget what it lacks
     away: bool = False  # set aside: it gets nothing, and counts nowhere
+    filling: bool = False  # it gets what was before it was added: it counts nowhere until it is in sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,8 @@ def _take(turn: _Turn, event: Event) -> None:
                 _take_reading(turn, event)
         case m.SetAside(sink):
             turn.sink(sink, away=True)
-        case m.Claimed(epoch, tip, committed, away):
+            _stop_without_quorum(turn)
+        case m.Claimed(epoch, tip, committed, away, filling):
             if state.phase is Phase.CLAIMING:
                 if (epoch, tip) != (state.decided, state.tip):
                     _drop_from(turn, 0)
@@ -208,8 +213,16 @@ def _take(turn: _Turn, event: Event) -> None:
                 turn.set(committed=epoch if committed is None else min(epoch, committed))
                 if committed is not None:  # nobody acknowledged what was committed while no run went on
                     turn.set(acknowledged=0)
-                turn.set(sinks=tuple(replace(s, away=s.name in away, asking=0) for s in turn.state.sinks))
+                turn.set(
+                    sinks=tuple(
+                        replace(
+                            s, away=s.name in away, filling=s.filling if state.claimed else s.name in filling, asking=0
+                        )
+                        for s in turn.state.sinks
+                    )
+                )
                 turn.sink(state.deciding.name, joined=True, epoch=epoch)
+                _stop_without_quorum(turn)
         case m.WentBack(sink):
             turn.sink(sink, joined=False, asking=0)
             _fail_sink(turn, sink, retry=True, exit_code=3)
@@ -251,7 +264,10 @@ def _take(turn: _Turn, event: Event) -> None:
 def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     """Start from what the sinks hold, and from what is recorded and acknowledged where that is known."""
     held = dict(read.epochs)  # without a sink that could not be read: it counts as lagging
-    sinks = (replace(s, epoch=held.get(s.name, 0), away=s.name in read.away) for s in turn.state.sinks)
+    sinks = (
+        replace(s, epoch=held.get(s.name, 0), away=s.name in read.away, filling=s.name in read.filling)
+        for s in turn.state.sinks
+    )
     turn.set(sinks=tuple(sinks))
     decided = held[turn.state.deciding.name]
     committed = decided if read.committed is None else min(decided, read.committed)
@@ -260,6 +276,7 @@ def _take_reading(turn: _Turn, read: m.SinksRead) -> None:
     settled = turn.state.settled  # while another run goes on, more may be recorded than was read before
     turn.set(recorded=settled if read.recorded is None else min(settled, read.recorded))
     turn.set(acknowledged=_safe(turn.state) if read.acknowledged is None else read.acknowledged)
+    _stop_without_quorum(turn)
 
 
 def _note_missed(turn: _Turn, *, missed: bool) -> None:
@@ -367,12 +384,24 @@ def _fail_sink(turn: _Turn, name: str, *, retry: bool, exit_code: int) -> None:
 
 def _reached(state: EpochState, measure: Callable[[SinkState], int]) -> int:
     """What all those sinks have reached that the commit policy waits for."""
-    deciding, *others = (s for s in state.sinks if not s.away)
+    deciding, *others = state.sinks
     if state.settings.policy is Policy.QUORUM:
-        reached = sorted((measure(s) for s in others), reverse=True)[: state.settings.quorum - 1]
+        reached = sorted((0 if s.away else measure(s) for s in others), reverse=True)[: state.settings.quorum - 1]
     else:
-        reached = [measure(s) for s in others if s.required]
+        reached = [measure(s) for s in others if s.required and not (s.away or s.filling)]
     return min([measure(deciding), *reached])
+
+
+def _held(sink: SinkState) -> int:
+    """The epoch that a sink counts with."""
+    return 0 if sink.filling else sink.epoch
+
+
+def _stop_without_quorum(turn: _Turn) -> None:
+    """Stop if more sinks are set aside than the quorum can do without: no epoch could be settled any more."""
+    settings, others = turn.state.settings, turn.state.sinks[1:]
+    if settings.policy is Policy.QUORUM and sum(not s.away for s in others) < settings.quorum - 1:
+        _stop(turn, 1)
 
 
 def _stop(turn: _Turn, exit_code: int) -> None:
@@ -385,6 +414,9 @@ def _stop(turn: _Turn, exit_code: int) -> None:
 
 def _advance(turn: _Turn) -> None:
     """Begin whatever may begin now."""
+    for sink in turn.state.sinks:
+        if sink.filling and sink.joined and sink.epoch >= turn.state.committed:
+            turn.sink(sink.name, filling=False)
     _settle(turn)
     phase = turn.state.phase
     if turn.state.stopping and phase in (Phase.READING, Phase.OPEN):
@@ -428,7 +460,7 @@ def _is_under_way(state: EpochState) -> bool:
 def _settle(turn: _Turn) -> None:
     """Work out the newest epoch that satisfies the commit policy."""
     committed = turn.state.committed
-    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(s.epoch, committed))))
+    turn.set(settled=max(turn.state.settled, _reached(turn.state, lambda s: min(_held(s), committed))))
 
 
 def _safe(state: EpochState) -> int:
@@ -527,7 +559,7 @@ def _finish(turn: _Turn) -> None:
     state = turn.state
     if not (state.stopping or state.exhausted) or state.slots or state.planning is not None:
         return
-    reached = state.settled if state.stopping else _reached(state, lambda s: s.epoch)  # a sink may have gone back
+    reached = state.settled if state.stopping else _reached(state, _held)  # a sink may have gone back
     if state.recorded < state.settled or reached < state.committed or state.acknowledging:
         return
     if not any(s.busy for s in state.sinks):

@@ -32,6 +32,7 @@ class SinksRead:
     committed: int | None = None
     owed: bool = False
     away: tuple[str, ...] = ()  # sinks that are set aside
+    filling: tuple[str, ...] = ()  # sinks that get what was before they were added
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,15 @@ class NothingToPlan:
 class Claimed:
     """Our claim stands; under it the deciding sink holds `epoch` with the attempt `tip`.
 
-    `committed` is what its log holds, where a committer commits. `away` are the sinks that this epoch has set aside.
+    `committed` is what its log holds, where a committer commits. `away` are the sinks that this epoch has set aside,
+    `filling` those that still get what was before they were added.
     """
 
     epoch: int
     tip: str
     committed: int | None = None
     away: tuple[str, ...] = ()
+    filling: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

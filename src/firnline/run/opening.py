@@ -21,8 +21,10 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import decided_input, find_source, operator_ports, sink_input
+from firnline.options import PipelineOptions
 from firnline.run.followers import begins_now, join
 from firnline.run.joining import ahead_of, check_new_sinks, prove_on_chain
+from firnline.run.outbox import count_spare
 from firnline.run.progress import Base
 from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.run.steps import RunContext
@@ -81,6 +83,7 @@ class Opening:
         known = known_sinks(held.checkpoint)
         check_known(known, self._pipeline.options.followers)
         away = find_away(held.checkpoint, self._pipeline.options.followers)
+        _check_quorum(self._pipeline.options, len(self._others) + 1, away)
         for sink in self._others:
             if sink.name in away:
                 epochs[sink.name] = 0  # it counts nowhere
@@ -289,6 +292,19 @@ class Opening:
                     columns = recorded.get(port)
                 if columns is not None:
                     base.columns[port] = columns
+
+
+def _check_quorum(options: PipelineOptions, sinks: int, away: Mapping[str, str]) -> None:
+    """Refuse a run whose quorum needs a sink that is set aside: no epoch could be settled.
+
+    Raises:
+        ConfigError: it names the sinks.
+    """
+    if len(away) > count_spare(options, sinks):
+        raise ConfigError(
+            f"batch.quorum is {options.batch.quorum}, and it needs a sink that is set aside: {', '.join(sorted(away))}",
+            hint=f"Bring it back: firnline sinks resync {min(away)} --yes; or lower batch.quorum.",
+        )
 
 
 def _find_schema(sink: Sink) -> pa.Schema | None:

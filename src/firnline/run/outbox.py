@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError, OutboxFullError
+from firnline.options import PipelineOptions
 from firnline.run.commits import settled_epoch
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
@@ -33,16 +34,24 @@ class _Waiting:
 
 
 class Outbox:
-    """The outbox of one run. `heads` gives the epoch of every sink that is not set aside.
+    """The outbox of one run. `heads` gives the epoch of every sink that is not set aside, `filling` names those of them
+    that are being filled: they hold back ledger entries, but no file of the outbox.
 
     Files of a sink that is fed from the outbox stay for `outbox.keep` after they are delivered, in case that the sink
     goes back.
     """
 
-    def __init__(self, pipeline: OpenPipeline, progress: Progress, heads: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        pipeline: OpenPipeline,
+        progress: Progress,
+        heads: Callable[[], Mapping[str, int]],
+        filling: Callable[[], Collection[str]],
+    ) -> None:
         self._pipeline = pipeline
         self._progress = progress
         self._heads = heads
+        self._filling = filling
         self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
         self._waiting: dict[str, _Waiting] = {}  # by attempt, as far as known
         self._is_listed = False  # whether `_waiting` has what earlier runs left
@@ -84,7 +93,7 @@ class Outbox:
         """
         held = self._held()
         waiting = [one.epoch for one in self._waiting.values() if self._is_needed(one, held)]
-        return min([floor, held + 1, *waiting])
+        return min([floor, held + 1, *(epoch + 1 for epoch in self._heads().values()), *waiting])
 
     def remember(self, before: Checkpoint | None, epoch: int) -> dict[str, Json]:
         """Return what the checkpoint of an epoch remembers of the followers; gives those up that lag too far.
@@ -98,8 +107,9 @@ class Outbox:
         if not self._is_listed:
             self._learn(list_outbox(self._pipeline.storage, self._pipeline.options.name))
             self._is_listed = True
-        known = known_sinks(before)
-        found = next_known(known, followers, epoch, heads, self._find_full(newest_seen(known, heads)))
+        known, filling = known_sinks(before), self._filling()
+        lagging = {name: epoch for name, epoch in newest_seen(known, heads).items() if name not in filling}
+        found = next_known(known, followers, epoch, heads, self._find_full(lagging), filling)
         return {name: one.to_json() for name, one in found.items()}
 
     def waiting_bytes(self, sink: str, epoch: int) -> int:
@@ -122,9 +132,16 @@ class Outbox:
         free = _free_bytes(self._pipeline.storage)
         if not full and slowest and lagging[slowest] and free is not None and free < options.reserve:
             full[slowest] = f"{free} bytes are free where the outbox lies, less than {options.reserve}"
-        for name, reason in full.items():
+        spare = count_spare(self._pipeline.options, len(self._heads()))
+        for number, (name, reason) in enumerate(full.items()):
             if options.on_full == "stop":
                 raise OutboxFullError(f"sink {name!r} lags too far: {reason}", sink=name)
+            if number >= spare:
+                raise OutboxFullError(
+                    f"sink {name!r} lags too far, and the quorum needs it: {reason}",
+                    hint="Bring the sink back, raise outbox.max_bytes, or lower batch.quorum.",
+                    sink=name,
+                )
             logger.error("sink is set aside", extra={"sink": name, "reason": reason})
         return full
 
@@ -147,9 +164,11 @@ class Outbox:
         return keeps and waiting.made_at > self._pipeline.clock.now() - self._pipeline.options.outbox.keep
 
     def _held(self) -> int:
-        """Return the epoch of the sink that lags most."""
+        """Return the epoch of the sink that lags most, of those that are not being filled."""
+        filling = self._filling()
         settled = [settled_epoch(sink) for sink in self._pipeline.sinks[1:]]
-        return min([*self._heads().values(), *(epoch for epoch in settled if epoch is not None)])
+        heads = [epoch for name, epoch in self._heads().items() if name not in filling]
+        return min([*heads, *(epoch for epoch in settled if epoch is not None)])
 
     def _learn(self, unknown: dict[str, list[str]]) -> set[str]:
         """Find these attempts on the chain. Returns those that a hole hides."""
@@ -181,6 +200,13 @@ class Outbox:
             if name not in self._spared:
                 self._spared.add(name)
                 logger.warning("rows wait in the outbox for a sink that the spec does not have", extra={"sink": name})
+
+
+def count_spare(options: PipelineOptions, sinks: int) -> int:
+    """Return how many of so many sinks, the deciding one included, the commit policy can do without."""
+    if options.batch.commit_policy != "quorum":
+        return sinks
+    return max(0, sinks - options.batch.quorum - (options.journal is not None))
 
 
 def _waiting(entry: LedgerEntry) -> _Waiting:

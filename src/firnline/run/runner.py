@@ -138,7 +138,7 @@ class Runner:
             on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are checked after a note
         )
         losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
-        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink, self._heads)
+        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink, self._heads, self._filling)
         self._progress, self._states = context.progress, context.states
         self._opening = Opening(context, accept_duplicates=accept_duplicates)
         self._upkeep = Upkeep(pipeline, self._progress, context.outbox, once=once)
@@ -183,6 +183,10 @@ class Runner:
     def _heads(self) -> dict[str, int]:
         """The epoch of every sink that is not set aside."""
         return {sink.name: sink.epoch for sink in self._state.sinks if not sink.away}
+
+    def _filling(self) -> set[str]:
+        """The sinks that get what was before they were added, and are not in sync yet."""
+        return {sink.name for sink in self._state.sinks if sink.filling}
 
     def stop(self) -> None:
         """Finish the epochs in flight, then end. May be called from a signal handler."""

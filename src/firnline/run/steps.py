@@ -13,7 +13,7 @@ and records, and each sink has its own. Steps exchange values through `Progress`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -83,16 +83,17 @@ def make_context(
     losses: WorkerLosses,
     slowest_sink: Callable[[], int],
     heads: Callable[[], Mapping[str, int]],
+    filling: Callable[[], Collection[str]],
 ) -> RunContext:
     """Return the context of a new run.
 
     `slowest_sink` gives the epoch of the sink that lags most, of those fed from staged files; `heads` gives the epoch
-    of every sink that is not set aside.
+    of every sink that is not set aside, and `filling` those of them that are being filled.
     """
     options, flow, progress = pipeline.options, dataflow_of(pipeline.options), Progress()
     jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
     states = OperatorStates(pipeline, jobs, progress) if flow.stateful else None
-    outbox = Outbox(pipeline, progress, heads)
+    outbox = Outbox(pipeline, progress, heads, filling)
     checkpoints = CheckpointMaker(pipeline, run, states, slowest_sink, outbox)
     return RunContext(run, pipeline, progress, jobs, states, checkpoints, outbox)
 
@@ -427,6 +428,8 @@ class Steps:
         if receipt is None:
             return m.ReceiptAbsent(name, epoch)
         _check_receipt(receipt, name, epoch)
+        if name != self._pipeline.deciding.name:  # the decisions compare that one with the epoch in flight
+            _check_decided(receipt, *self._decided_entry(epoch))
         self._progress.receipts.append(receipt)
         self._pipeline.recorder.note_receipt(receipt)
         return self._committed(name, receipt)
@@ -590,6 +593,19 @@ def _check_receipt(receipt: Receipt, sink: str, epoch: int) -> None:
         raise SinkDivergedError(
             f"sink {sink!r} answered the commit of epoch {epoch} with a receipt of epoch {receipt.epoch} of"
             f" {receipt.sink!r}"
+        )
+
+
+def _check_decided(receipt: Receipt, entry: LedgerEntry, ref: EntryRef) -> None:
+    """Refuse the receipt of an epoch with the right number that was never decided, by attempt and entry."""
+    is_same = receipt.entry in ("", ref.checksum)  # a sink may not say which entry it holds
+    if receipt.attempt != entry.checkpoint.attempt or not is_same:
+        raise SinkDivergedError(
+            f"sink {receipt.sink!r} holds another epoch {receipt.epoch} than was decided: attempt {receipt.attempt},"
+            f" and {entry.checkpoint.attempt} was decided",
+            hint=f"Copy it anew: firnline sinks resync {receipt.sink} --yes",
+            sink=receipt.sink,
+            epoch=receipt.epoch,
         )
 
 

@@ -546,6 +546,7 @@ class Follower(Sink):
             version=checkpoint.epoch,
             rows=head.rows,
             size_bytes=head.size_bytes,
+            entry=head.entry.checksum if head.entry else "",
         )
 
     # -- history edits --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of the followers of its pipeline: target, first epoch, newest head, set aside or not.
+"""What a checkpoint remembers of the followers of its pipeline: target, first epoch, newest head, set aside or filled.
 
 A follower is its name plus its target. The memory is part of every checkpoint, so it changes only with an epoch: a sink
 that is edited out of the spec, or whose target lost rows, is noticed; a sink that is given up is given up for all.
@@ -6,13 +6,15 @@ that is edited out of the spec, or whose target lost rows, is noticed; a sink th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError
 from firnline.options import FollowerOptions
 from firnline.types import Json
+
+BEGINNING = "(beginning)"  # no sink has this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,19 @@ class KnownSink:
     set_aside: str = ""  # why it gets nothing until somebody resyncs it; empty: it is not set aside
     copy: int = 0  # the epoch whose rows are the copy of another sink; 0: it was never copied
     answers: str = ""  # the attempt of the newest epoch that answered dead letters of it; empty: none did
+    # While it gets what was before it was added: BEGINNING, or the name of the sink whose rows it gets. Then empty.
+    filled_from: str = ""
+    filled_since: int = 0  # the generation that decided to fill it
 
     def to_json(self) -> dict[str, Json]:
         always = {"target": self.target, "born": self.born, "held": self.held, "head": self.head_name}
-        rest: dict[str, Json] = {"set_aside": self.set_aside, "copy": self.copy, "answers": self.answers}
+        rest: dict[str, Json] = {
+            "set_aside": self.set_aside,
+            "copy": self.copy,
+            "answers": self.answers,
+            "filled_from": self.filled_from,
+            "filled_since": self.filled_since,
+        }
         return always | {name: value for name, value in rest.items() if value}
 
     @classmethod
@@ -42,6 +53,8 @@ class KnownSink:
             set_aside=str(value.get("set_aside", "")),
             copy=int(value.get("copy", 0)),
             answers=str(value.get("answers", "")),
+            filled_from=str(value.get("filled_from", "")),
+            filled_since=int(value.get("filled_since", 0)),
         )
 
 
@@ -84,6 +97,13 @@ def find_away(checkpoint: Checkpoint | None, followers: Sequence[FollowerOptions
     known = known_sinks(checkpoint)
     found = {one.name: find_known(known, one.name, one.renamed_from) for one in followers}
     return {name: one.set_aside for name, one in found.items() if one is not None and one.set_aside}
+
+
+def find_filling(checkpoint: Checkpoint | None, followers: Sequence[FollowerOptions]) -> dict[str, KnownSink]:
+    """Return the followers that get what was before they were added, by the names that they have now."""
+    known = known_sinks(checkpoint)
+    found = {one.name: find_known(known, one.name, one.renamed_from) for one in followers}
+    return {name: one for name, one in found.items() if one is not None and one.filled_from and not one.set_aside}
 
 
 def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOptions]) -> None:
@@ -129,10 +149,12 @@ def next_known(
     epoch: int,
     heads: Mapping[str, int],
     set_aside: Mapping[str, str],
+    filling: Collection[str] = (),
 ) -> dict[str, KnownSink]:
     """Return what the checkpoint of an epoch remembers, from the checkpoint before and the heads that were seen.
 
-    A sink that could not be read has no head now: what it was seen to hold before counts.
+    A sink that could not be read has no head now: what it was seen to hold before counts. `filling` are the sinks
+    that the run does not count yet, because they are being filled.
     """
     found: dict[str, KnownSink] = {}
     for follower in followers:
@@ -142,6 +164,8 @@ def next_known(
         if not one.set_aside:
             held = max(heads.get(follower.name) or one.held, one.born)
             one = replace(one, held=held, set_aside=set_aside.get(follower.name, ""))
+            if one.filled_from and follower.name not in filling:
+                one = replace(one, filled_from="", filled_since=0)
         found[follower.name] = one
     return found
 

@@ -271,7 +271,11 @@ class BatchConfig(Config):
         description="Which sinks must hold an epoch before the checkpoint advances: all and required mean every sink "
         "that is not optional (required: false); quorum means the number in `quorum`.",
     )
-    quorum: Count = Field(default=1, description="Number of sinks, with commit_policy: quorum.")
+    quorum: Count = Field(
+        default=1,
+        description="Number of sinks, with commit_policy: quorum. A sink that is set aside holds nothing: it never makes "
+        "a quorum easier to reach.",
+    )
 
     @field_validator("quorum")
     @classmethod

@@ -26,6 +26,10 @@ TWO = replace(ONE, sinks=(("deciding", True), ("table", True), ("events", True))
 ONE_OF_TWO = replace(TWO, sinks=(("deciding", True), ("table", True), ("events", False)), policy="required")
 DOWN = replace(OPTIONAL, dead=frozenset({"events"}), restart_attempts=1, sweeps=False)
 
+QUORUM = replace(OPTIONAL, policy="quorum", quorum=2)
+FILL = replace(TWO, items=4, filled="events")
+FILL_DOWN = replace(FILL, dead=frozenset({"events"}), restart_attempts=1)
+
 ZOMBIE = replace(ONE, items=1, lanes=(2,), late_writes=False, sweeps=False, budget=Budget(zombies=1))
 
 BOUNDS = {
@@ -50,6 +54,31 @@ BOUNDS = {
         OPTIONAL, items=2, late_writes=False, sweeps=False, budget=Budget(asides=1, zombies=1)
     ),
     "two followers, a rollback": replace(TWO, late_writes=False, sweeps=False, budget=Budget(edits=1)),
+    "a quorum, a follower is set aside": replace(QUORUM, budget=Budget(asides=1)),
+    "a quorum, one of two followers is set aside": replace(
+        QUORUM,
+        sinks=(("deciding", True), ("table", False), ("events", False)),
+        followers=("table", "events"),
+        items=2,
+        budget=Budget(asides=1, crashes=1),
+    ),
+    "a follower is filled": replace(FILL, budget=Budget(faults=1)),
+    "a follower is filled, a crash": replace(FILL, sweeps=False, budget=Budget(crashes=1)),
+    "a follower is filled in ranges, a crash": replace(
+        FILL,
+        sinks=(("deciding", True), ("events", True)),
+        followers=("events",),
+        ranges=(1, 2),
+        budget=Budget(crashes=1),
+    ),
+    "a follower is filled by two lanes": replace(
+        FILL,
+        sinks=(("deciding", True), ("events", True)),
+        followers=("events",),
+        lanes=(2, 1),
+        budget=Budget(crashes=1),
+    ),
+    "a follower that is to be filled is down": FILL_DOWN,
     "a target of another pipeline": replace(OPTIONAL, stranger=True, restart_attempts=1, budget=Budget(faults=1)),
 }
 LARGER = {
@@ -195,6 +224,13 @@ class ReceiptByNumber(Followers):
         return True
 
 
+class FoldsPastFill(Followers):
+    """Ledger entries are folded that a sink needs which is being filled."""
+
+    def fold_below(self, actor: Actor, floor: int, waiting: list[int]) -> int:
+        return min([floor, self.mark(actor) + 1, *waiting])
+
+
 class SlowestLaneIgnored(Followers):
     """A follower holds what its fastest lane holds."""
 
@@ -237,10 +273,19 @@ MUTANTS = {
     ),
     "a run ends while a follower that went back lacks rows": Mutant(
         BOUNDS["a follower goes back, a crash and a fault"],
-        "reached = state.settled if state.stopping else _reached(state, lambda s: s.epoch)",
+        "reached = state.settled if state.stopping else _reached(state, _held)",
         "reached = state.settled",
     ),
+    "a run goes on without the quorum that it needs": Mutant(
+        BOUNDS["a quorum, a follower is set aside"], "        _stop(turn, 1)", "        pass"
+    ),
+    "a sink that is being filled counts in the commit policy": Mutant(
+        FILL_DOWN, "not (s.away or s.filling)", "not s.away"
+    ),
     # in followers, outbox and ledger
+    "entries are folded that a sink needs which is being filled": Mutant(
+        BOUNDS["a follower is filled"], world=FoldsPastFill
+    ),
     "lanes share a checkpoint partition": Mutant(BOUNDS["two lanes, a crash"], world=OnePartition),
     "a fenced producer is taken for a fenced run": Mutant(ZOMBIE, world=FencedProducer),
     "lanes that the sink once had are not claimed": Mutant(BOUNDS["two lanes become one, a crash"], world=FewerLanes),

@@ -247,6 +247,7 @@ class DeltaSink(Sink):
             rows=int(info["rows"]),
             size_bytes=int(info["size_bytes"]),
             changes={name: int(info[name]) for name in CHANGE_COUNTS if name in info},
+            entry=str((info.get("entry") or {}).get("checksum", "")),
         )
 
     # -- claim ----------------------------------------------------------------------------------------
