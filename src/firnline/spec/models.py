@@ -273,8 +273,8 @@ class BatchConfig(Config):
     )
     quorum: Count = Field(
         default=1,
-        description="Number of sinks, with commit_policy: quorum. A sink that is set aside holds nothing: it never makes "
-        "a quorum easier to reach.",
+        description="Number of sinks, with commit_policy: quorum. A sink that is set aside holds nothing: it never "
+        "makes a quorum easier to reach.",
     )
 
     @field_validator("quorum")
