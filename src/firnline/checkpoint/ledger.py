@@ -24,8 +24,14 @@ from firnline.storage import Storage
 from firnline.types import EntryRef, Json
 
 FOLD_ENTRIES = 128  # entries per fold: a fold stays a few MB, and a year of minutes a few thousand files
-HISTORY_EDITS = ("rollback", "fresh", "restore", "rescale", "import", "repair")
-_EDIT_NAMES = {"fresh": "fresh start", "import": "state import", "repair": "ledger repair"}
+HISTORY_EDITS = ("rollback", "fresh", "restore", "rescale", "import", "repair", "position", "recover")
+_EDIT_NAMES = {
+    "fresh": "fresh start",
+    "import": "state import",
+    "repair": "ledger repair",
+    "position": "position change",
+    "recover": "recovery",
+}
 FOLD_FILES = 20_000  # then a fold is complete, so that a reader needs some tens of MB
 _READERS = 8
 _AHEAD = 16

@@ -1,4 +1,4 @@
-"""History edits (rollback, fresh start, restore, rescale, import): builds their entries, checks whether each sink can
+"""History edits (rollback, fresh start, restore, rescale and so on): builds their entries, checks whether each sink can
 apply them, decides them, and applies them to every sink.
 
 """
@@ -84,7 +84,7 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
         case "restore":
             version = entry.edit["versions"].get(sink.name)
             return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
-        case "rescale" | "import" | "repair" | "epoch":
+        case "rescale" | "import" | "repair" | "position" | "recover" | "epoch":
             return KeepRows()
     to = int(entry.edit["to_epoch"])
     names = {sink.name, name_then(entry.checkpoint, sink.former_name or sink.name)}

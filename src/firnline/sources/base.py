@@ -182,6 +182,23 @@ class PositionView:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionChange:
+    """A position that a person chose, and what it means for the input, in words for the plan.
+
+    `again` and `never` name input (a range of offsets, a version, a file), one line each. Without a change of the
+    position there is nothing to do.
+    """
+
+    position: Json
+    again: tuple[str, ...] = ()  # was read, and is read again
+    never: tuple[str, ...] = ()  # was not read, and never is
+    again_count: int = 0  # of `unit`, in all of `again`
+    never_count: int = 0
+    unit: str = "record"  # what is counted
+    records: tuple[dict[str, Json], ...] = ()  # input records for the ledger
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciled:
     """The differences between a full listing and the ledger."""
 
@@ -384,6 +401,28 @@ class Source(ABC):
             ConfigError: this kind of source cannot.
         """
         raise ConfigError(f"source {self.name!r} cannot take over another tool's progress")
+
+    def set_position(self, position: Json, words: str) -> PositionChange:
+        """Return the position that a person asks for: `words` is a position in JSON, or in the words of this kind.
+
+        `position` is the newest one. Looks at listings and offsets, reads no records, changes nothing.
+
+        Raises:
+            ConfigError: this kind of source cannot, the words mean nothing to it, or the input has no such place.
+            SourceError: the source does not answer.
+        """
+        raise ConfigError(
+            f"source {self.name!r} cannot be set to a position by hand",
+            hint="Go back to an earlier epoch with `firnline rollback`, or start over with `firnline run "
+            "--fresh-after EPOCH`.",
+        )
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        """Return the position that passes over the input which `words` names. Otherwise like `set_position`."""
+        raise ConfigError(
+            f"source {self.name!r} cannot skip input",
+            hint="Take the input away where it comes from, or start over: `firnline run --fresh-after EPOCH`.",
+        )
 
     def check(self) -> None:  # noqa: B027
         """Check that the input can be reached. Called by commands before they plan.

@@ -65,6 +65,8 @@ class GuardedSource(Source):
     current_name = forward(Source.current_name)
     interchange = forward(Source.interchange)
     adopt = forward(Source.adopt)
+    set_position = forward(Source.set_position)
+    skip = forward(Source.skip)
     check = forward(Source.check)
     acknowledge = forward(Source.acknowledge)
     find_unavailable = forward(Source.find_unavailable)

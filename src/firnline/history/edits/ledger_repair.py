@@ -38,7 +38,7 @@ from firnline.storage import FileStat, Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt
 
 CREATED = -1  # this pipeline created the table, so nothing came before
-GOES_ON = ("epoch", "rescale", "import", "repair")  # kinds whose entry follows that of the previous epoch
+GOES_ON = ("epoch", "rescale", "import", "repair", "position")  # kinds whose entry follows that of the previous epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from firnline.errors import (
+    ConfigError,
     SchemaError,
     SourceChangedError,
     SourceError,
@@ -20,8 +21,19 @@ from firnline.errors import (
 )
 from firnline.sinks.delta.contents import find_key
 from firnline.sinks.delta.upsert.rewrite import open_data_file
-from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Sample, Source, SourcePlan, Split
+from firnline.sources.base import (
+    MAIN_PORT,
+    Backlog,
+    Limits,
+    PositionChange,
+    PositionView,
+    Sample,
+    Source,
+    SourcePlan,
+    Split,
+)
 from firnline.sources.columns import Columns
+from firnline.sources.delta import moves
 from firnline.sources.delta.chain import Path, find_path
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.delta.planning import Item, Slice, deal, deal_again, settle, size_of
@@ -94,6 +106,70 @@ class DeltaSource(Source):
 
     def describe(self, position: Json) -> PositionView:
         return DeltaPosition.from_json(position).describe()
+
+    def set_position(self, position: Json, words: str) -> PositionChange:
+        with self._turn:
+            at, newest = self._stand(position)
+            after = moves.parse(self.name, words, at, newest)
+            if after is None:
+                files = self._log.snapshot(newest, origins=self._options.lineage)
+                whole = DeltaPosition(at.table, at.id, ignored=at.ignored, trail=at.trail)
+                after = replace(whole, reading=newest, snapshot=True) if files else replace(whole, version=newest)
+            return self._change(at, after, newest)
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        with self._turn:
+            at, newest = self._stand(position)
+            if not words.isdecimal() and words != "end":
+                raise ConfigError(
+                    f"source {self.name!r} cannot skip {words!r}",
+                    hint="Write the number of a version: it is passed over with what is unread before it.",
+                )
+            after = moves.parse(self.name, words, at, newest)
+            if after is None or after.version < at.reached or (at.version == after.version and not at.left):
+                return PositionChange(position)
+            return self._change(at, after, newest)
+
+    def _stand(self, position: Json) -> tuple[DeltaPosition, int]:
+        """Return the position on the table that is there now, and its newest version."""
+        at, newest = DeltaPosition.from_json(position), self._log.refresh_newest()
+        if newest < 0:
+            raise SourceError(f"source {self.name!r}: there is no Delta table at {self._root}", table=self._root)
+        if at.id not in (None, self._log.table_id):  # another table by now: nothing of it was read
+            at = DeltaPosition(self._root)
+        return replace(at, id=self._log.table_id), newest
+
+    def _change(self, before: DeltaPosition, after: DeltaPosition, newest: int) -> PositionChange:
+        if not self._feeds and self._find_undone(self._find_path(after.reached, newest), after.since):
+            raise ConfigError(
+                f"source {self.name!r}: version {after.reached} was undone, and its rows are no longer in the table",
+                hint=f"Set a version that is part of the table's history; {newest} is the newest.",
+            )
+        gone = [n for n in self._find_path(after.reached, newest).ahead if n > after.since and not self._log.find(n)]
+        if gone:
+            raise ConfigError(
+                f"source {self.name!r}: {_span('version', gone[0], gone[-1])} of {self._root} is no longer in the log",
+                hint=f"Set version {gone[-1]} or a later one.",
+            )
+        return moves.compare(before, after, self._count_unread(before, newest), self._count_unread(after, newest))
+
+    def _count_unread(self, at: DeltaPosition, newest: int) -> dict[int, int]:
+        """Return how many files of each version a position has still to read; a version that is gone counts as one."""
+        found: dict[int, int] = {}
+        for item in at.left:
+            found[int(item["version"])] = found.get(int(item["version"]), 0) + 1
+        if at.reading is not None:
+            files = self._files_of(at.reading, snapshot=at.snapshot, as_changes=at.changes)
+            found[at.reading] = found.get(at.reading, 0) + len(files) - at.files
+        for number in (number for number in self._find_path(at.reached, newest).ahead if number > at.since):
+            version = self._log.find(number)
+            if version is None:
+                found[number] = 1
+            elif self._feeds and version.changed:
+                found[number] = version.changed
+            elif version.has_rows:
+                found[number] = version.files
+        return found
 
     def check(self) -> None:
         with self._turn:

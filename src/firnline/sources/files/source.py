@@ -29,6 +29,7 @@ from firnline.sources.base import (
     InputStatus,
     InputTracker,
     Limits,
+    PositionChange,
     PositionView,
     Reconciled,
     Sample,
@@ -37,7 +38,7 @@ from firnline.sources.base import (
     TooYoung,
     processed_record,
 )
-from firnline.sources.files import planning
+from firnline.sources.files import moves, planning
 from firnline.sources.files.growth import (
     Change,
     FileEnd,
@@ -199,6 +200,17 @@ class FileSource(Source):
 
     def current_name(self, position: Json, path: str) -> str:
         return FileState.from_json(position).current_name(path)
+
+    def set_position(self, position: Json, words: str) -> PositionChange:
+        return moves.choose(self.name, FileState.from_json(position), words, self._list_wanted())
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        return moves.skip(self.name, FileState.from_json(position), words, self._list_wanted())
+
+    def _list_wanted(self) -> list[FileStat]:
+        """Return every file but those that `start_after` excludes by their time."""
+        start = self._start_time
+        return [stat for stat in self.list_inputs() if start is None or stat.modified_at > start]
 
     # -- planning -------------------------------------------------------------------------------------
 

@@ -12,8 +12,19 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError, SourceError, SourceGapError, SourceMovedError
 from firnline.faults import fault_point
 from firnline.kafka_client import as_source_error, find_unreachable, load_library
-from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Sample, Source, SourcePlan, Split
+from firnline.sources.base import (
+    MAIN_PORT,
+    Backlog,
+    Limits,
+    PositionChange,
+    PositionView,
+    Sample,
+    Source,
+    SourcePlan,
+    Split,
+)
 from firnline.sources.columns import Columns
+from firnline.sources.kafka import moves
 from firnline.sources.kafka.clients import (
     CALL_SECONDS,
     CONSUMER_ONLY,
@@ -104,6 +115,18 @@ class KafkaSource(Source):
         if unreachable is not None:
             raise as_source_error(f"source {self.name!r}: no broker answers", self._options.brokers, unreachable)
         self._look()
+
+    def set_position(self, position: Json, words: str) -> PositionChange:
+        view = self._look()
+
+        def at(millis: int) -> Mapping[PartitionId, int]:
+            return list_offsets(self._admin, view.bounds, millis, self._options.brokers)
+
+        return moves.choose(self.name, Position.from_json(position), words, view.ids, view.bounds, at)
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        view = self._look()
+        return moves.skip(self.name, Position.from_json(position), words, view.ids, view.bounds)
 
     # -- looking --------------------------------------------------------------------------------------
 
