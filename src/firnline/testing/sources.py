@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
-from firnline.errors import DamagedError, SourceMovedError
+from firnline.errors import ConfigError, DamagedError, SourceMovedError
 from firnline.options import SourceOptions
 from firnline.sources.base import Budget, Limits, RestartError, Rows, Source, SourcePlan, Split
 from firnline.sources.columns import Columns
+from firnline.sources.guard import GuardedSource
 from firnline.sources.registry import describe, open_reader, open_source
 from firnline.types import Json
 
@@ -216,6 +217,33 @@ class SourceConformance:
         assert driver.source.describe(found.before) != driver.source.describe(found.after)
         with pytest.raises(DamagedError):
             driver.source.describe({"some": "thing"})
+
+    def test_an_earlier_position_can_be_set_by_hand_or_the_source_refuses_by_name(
+        self, driver: SourceDriver, add_records: AddRecords
+    ) -> None:
+        for number in range(2):
+            add_records(records(10 * number, 5))
+        first, *later = driver.steps(driver.source.start(None), replace(LIMITS, max_files=1, max_events=5))
+        newest = later[-1].after if later else first.after
+        source = driver.source.inner if isinstance(driver.source, GuardedSource) else driver.source
+        if type(source).set_position is Source.set_position:
+            with pytest.raises(ConfigError, match=repr(source.name)):
+                driver.source.set_position(newest, json.dumps(first.before))
+            return
+        change = driver.source.set_position(newest, json.dumps(first.before))
+        assert change.again
+        assert not change.never
+        assert change.again_count >= 1
+        position = driver.source.start(_through_json(change.position))
+        assert [number for found in driver.steps(position) for number in found.ids] == [*range(5), *range(10, 15)]
+        same = driver.source.set_position(newest, json.dumps(newest))
+        assert (same.position, same.again, same.never) == (newest, (), ())
+        forward = driver.source.set_position(first.before, json.dumps(newest))
+        assert forward.never
+        assert not forward.again
+        assert driver.source.plan(driver.source.start(_through_json(forward.position)), LIMITS) is None
+        with pytest.raises(ConfigError):
+            driver.source.set_position(newest, '{"some": "thing"}')
 
     # -- planning -------------------------------------------------------------------------------------
 

@@ -158,8 +158,7 @@ class TableLog:
             raise SourceGapError(
                 f"versions {gone[0]} to {gone[-1]} of {self.root} are no longer in its log, and were not read",
                 hint="The log's retention (delta.logRetentionDuration) has passed. Restore the commit files from a "
-                f"backup, or read on with `start: {gone[-1] + 1}` in a pipeline of another name; rows of the versions "
-                "between are then missing there.",
+                f"backup, or read on behind them, without their rows: `firnline position set SOURCE {gone[-1]}`.",
                 table=self.root,
                 version=gone[0],
             )

@@ -10,7 +10,7 @@ from firnline.types import Json
 
 GAP_HINT = (
     "The named records cannot be read any more. If the result may lack them, set on_gap: continue on the source: the "
-    "run logs them and reads on."
+    "run logs them and reads on. Or choose where to read on: firnline position set SOURCE TOPIC:PARTITION=OFFSET"
 )
 
 

@@ -44,6 +44,9 @@ def choose(
     after = before
     for partition, where in _parse(source, words, bounds):
         offset = _find_offset(source, partition, where, bounds[partition], at)
+        state = _held(before, partition, ids)
+        if state is not None and state.next == offset and not state.ahead:
+            continue
         after = after.set(partition, ids[partition.topic], PartitionState(offset))
     return _change(before, after, ids, bounds)
 
