@@ -168,9 +168,12 @@ def test_new_partitions_begin_at_their_beginning_and_a_pattern_finds_new_topics(
     source = options_of(kafka, "", topics=(), pattern=rf"{name}\..*", start="latest")
     driver = SourceDriver(source)
     position = driver.source.start(None)
-    assert driver.step(position) is None
+    pinned = driver.step(position)
+    assert pinned is not None
+    assert pinned.ids == []
     kafka.produce(f"{name}.a", ['{"id": 1}'])
-    first = driver.step(position)
+    later = SourceDriver(source)  # another run has the same `latest`
+    first = later.step(later.source.start(pinned.after))
     assert first is not None
     assert first.ids == [1]
     kafka.add_partitions(f"{name}.a", 2)
@@ -182,6 +185,39 @@ def test_new_partitions_begin_at_their_beginning_and_a_pattern_finds_new_topics(
     assert found is not None
     assert sorted(found.ids) == [2, 3]
     assert json.loads(json.dumps(later.source.replay(first.after, found.records))) == found.after
+
+
+def test_records_of_a_new_partition_that_retention_took_are_a_gap(kafka: KafkaServer) -> None:
+    topic = kafka.new_topic()
+    kafka.produce(topic, ['{"id": 0}'])
+    driver = SourceDriver(options_of(kafka, topic))
+    first = driver.step(driver.source.start(None))
+    assert first is not None
+    kafka.add_partitions(topic, 2)
+    kafka.produce(topic, ['{"id": 1}', '{"id": 2}'], partition=1)
+    kafka.delete_records(topic, 1, 1)
+    later = SourceDriver(options_of(kafka, topic))
+    with pytest.raises(SourceGapError, match="offsets 0 to 0 were deleted before they were read"):
+        later.step(later.source.start(first.after))
+    forgiving = SourceDriver(options_of(kafka, topic, on_gap="continue"))
+    found = forgiving.step(forgiving.source.start(first.after))
+    assert found is not None
+    assert found.ids == [2]
+    assert json.loads(json.dumps(forgiving.source.replay(first.after, found.records))) == found.after
+
+
+@pytest.mark.parametrize("start", ["latest", "2100-01-01T00:00:00Z"])
+def test_what_comes_between_two_runs_that_begin_at_the_end_is_read(
+    kafka: KafkaServer, tmp_path: Path, start: str
+) -> None:
+    topic = kafka.new_topic(2)
+    kafka.produce(topic, ['{"id": 0}', '{"id": 1}'])
+    pipeline = pipeline_of(options_of(kafka, topic, start=start), tmp_path / "out")
+    run_locally(pipeline)  # finds nothing to read
+    kafka.produce(topic, ['{"id": 2}', '{"id": 3}'])
+    run_locally(pipeline)
+    run_locally(pipeline)
+    assert sorted(row[0] for row in rows_of(tmp_path / "out", "id")) == [2, 3]
 
 
 def test_a_start_time_names_the_first_record(kafka: KafkaServer) -> None:

@@ -72,8 +72,16 @@ def test_gaps_are_named_and_passed() -> None:
     passed = skip_gaps(position, {"a": "other"}, again)
     assert passed.topics["a"].id == "other"
     assert [state.next for _, state in passed.partitions()] == [0, 2]
-    (gone,) = find_gaps(position, ids, {A0: Bounds(0, 9)})
+    moved = position.moved("b", ["b"])
+    (gone,) = find_gaps(moved, {"b": "id"}, {PartitionId("b", 0): Bounds(0, 9)})
     assert "no longer exists" in str(gone)
+
+
+def test_a_partition_that_a_broker_does_not_know_for_a_moment_is_no_gap() -> None:
+    """It would begin anew at its first record, under `on_gap: continue`."""
+    position, ids = at(5, 5), {"a": "id"}
+    assert find_gaps(position, ids, {A0: Bounds(0, 9)}) == []
+    assert [one.partition for one in take(position, {A0: Bounds(0, 9)}, 100)] == [A0]
 
 
 def test_retention_behind_what_was_read_ahead_is_no_loss_of_it() -> None:

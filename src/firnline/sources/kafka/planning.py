@@ -58,6 +58,8 @@ def find_gaps(position: Position, ids: Mapping[str, str], bounds: Mapping[Partit
             start = held.start if held is not None else 0
             reason = f"the topic was deleted and created again (its id was {known} and is {current}), after offset "
             gaps.append(Gap(partition, state.next, state.next, f"{reason}{state.next} of the old one", start))
+        elif held is None and known:
+            continue  # a topic never loses a partition: the broker that answered does not know it yet, or any more
         elif held is None:
             gaps.append(Gap(partition, state.next, state.next, "the partition no longer exists", 0))
         elif state.next < held.start:

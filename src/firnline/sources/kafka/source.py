@@ -142,8 +142,14 @@ class KafkaSource(Source):
         partitions = [PartitionId(name, number) for name, topic in topics.items() for number in topic.partitions]
         ends = list_offsets(self._admin, partitions, LATEST, self._options.brokers)
         starts = list_offsets(self._admin, partitions, EARLIEST, self._options.brokers)
+        unknown = [one for one in partitions if one not in starts or one not in ends]
+        if unknown:
+            raise SourceError(
+                f"{unknown[0]} exists, and its broker does not know it (brokers {self._options.brokers})",
+                hint="A topic that was just created, or is being deleted, looks like this; the run retries.",
+            )
         self._looked_at = self._clock.monotonic()
-        return _View(topics, {one: Bounds(starts[one], ends[one]) for one in partitions if one in starts & ends.keys()})
+        return _View(topics, {one: Bounds(starts[one], ends[one]) for one in partitions})
 
     def _names(self) -> list[str]:
         if not self._options.pattern:
@@ -183,7 +189,8 @@ class KafkaSource(Source):
             slices = take(known, self._bounds(view), limits.max_events)
         if not slices:
             self._ends = None
-            return None
+            if not self._must_pin(base, known):
+                return None
         parts = share_tasks(slices, min(limits.parallelism, max(1, limits.max_output_files // limits.files_per_task)))
         splits = [
             Split(
@@ -193,6 +200,7 @@ class KafkaSource(Source):
                 max_output_files=max(1, limits.max_output_files // len(parts)),
             )
             for part in parts
+            if part
         ]
         records = sum(one.records for one in slices)
         return SourcePlan(
@@ -203,6 +211,10 @@ class KafkaSource(Source):
             size_bytes=int(records * self._mean_bytes),
             notes={"position": known.to_json(), **notes},
         )
+
+    def _must_pin(self, base: Position, known: Position) -> bool:
+        """Return whether an epoch without rows must record where topics begin: a later run has another `latest`."""
+        return self._options.start != "earliest" and known.topics.keys() > base.topics.keys()
 
     def _bounds(self, view: _View) -> Mapping[PartitionId, Bounds]:
         """Return the bounds to plan with: a `once` run ends where the partitions ended when it began."""
@@ -230,14 +242,20 @@ class KafkaSource(Source):
         Raises:
             SourceGapError: records are missing, and the settings make this an error.
         """
-        gaps = find_gaps(base, view.ids, view.bounds)
+        known = base
+        for one in view.bounds:  # partitions that were added begin with their first record, which may be lost, too
+            if base.of(one) is None and one.topic in base.topics and base.topics[one.topic].id == view.ids[one.topic]:
+                known = known.set(one, view.ids[one.topic], PartitionState(0))
+        gaps = find_gaps(known, view.ids, view.bounds)
         if gaps and self._options.on_gap == "fail":
             more = f" (and {len(gaps) - 1} more partitions)" if len(gaps) > 1 else ""
             raise SourceGapError(f"source {self.name!r}, {gaps[0]}{more}", hint=GAP_HINT, source=self.name)
-        position = skip_gaps(base, view.ids, gaps)
+        position = skip_gaps(known, view.ids, gaps)
         for gap in gaps:
             logger.warning("records are missing: %s; reading goes on", gap, extra={"source": self.name})
-        restarts = {str(gap.partition): gap.resume for gap in gaps}
+        added = [one for one, _ in known.partitions() if base.of(one) is None]
+        restarts = {str(one): 0 for one in added} | {str(gap.partition): gap.resume for gap in gaps}
+        self._starts |= {one: restarts[str(one)] for one in added}
         new = [one for one in view.bounds if position.of(one) is None]
         self._choose_starts(new, base, view)
         for one in new:
