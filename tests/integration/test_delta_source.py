@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from firnline.errors import SchemaError
 from firnline.history.edits.fresh_start import start_over
 from firnline.history.edits.position import PositionEdit
 from firnline.history.edits.rollback import Rollback
@@ -19,6 +20,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.delta.options import DeltaSourceOptions
+from firnline.testing.sources import SourceDriver
 from tests.support.duck import execute
 from tests.support.pipelines import LocalRun, make_epochs, pipeline_options, run_once, run_to_end
 from tests.support.samples import SampleInput, table_ids
@@ -466,6 +468,34 @@ def test_a_shallow_clone_and_a_deletion_vector_are_refused_by_name(chain: Chain)
         error = failed(chain.silver(start=0))
         assert error.code == "schema"
         assert word in error.message
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_column_mapping_that_begins_while_a_reader_follows_is_refused(chain: Chain, renamed: bool) -> None:
+    """Files have the old name of a renamed column: its values would be null."""
+    chain.write(1)
+    driver = SourceDriver(DeltaSourceOptions("bronze", chain.up))
+    first = driver.step(driver.source.start(None))
+    assert first is not None
+    table, name = DeltaTable(chain.up), "_delta_log/{:020d}.json"
+    fields = json.loads(table.schema().to_json())["fields"]
+    for number, field in enumerate(fields):
+        mapping = {"delta.columnMapping.id": number + 1, "delta.columnMapping.physicalName": field["name"]}
+        field.update(metadata=mapping, name=field["name"] + ("_new" if renamed and field["name"] != "id" else ""))
+    columns = json.dumps({"type": "struct", "fields": fields})
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": {"timestamp": 1, "operation": "RENAME COLUMN"}},
+        {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}},
+        {"metaData": {
+            "id": str(table.metadata().id), "format": {"provider": "parquet", "options": {}}, "createdTime": 1,
+            "schemaString": columns, "partitionColumns": [], "configuration": {"delta.columnMapping.mode": "name"},
+        }},
+    ]  # fmt: skip
+    Path(chain.up, name.format(table.version() + 1)).write_text("".join(f"{json.dumps(one)}\n" for one in actions))
+    source = Path(chain.up, name.format(table.version()))  # one more append, of the same rows
+    Path(chain.up, name.format(table.version() + 2)).write_text(source.read_text())
+    with pytest.raises(SchemaError, match="column mapping"):
+        driver.step(first.after)
 
 
 def test_a_rollback_of_the_reader_reads_the_same_rows_again(chain: Chain) -> None:

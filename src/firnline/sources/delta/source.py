@@ -62,7 +62,6 @@ class DeltaSource(Source):
         self._moved = normalise(moved[0]) if moved else None
         self._log = TableLog(self._root, options.storage_options)
         self._turn = threading.RLock()  # `backlog` and `plan` come from different threads
-        self._is_checked = False
         self._is_missing = False
         self._logged = -1  # the newest version whose change was logged as ignored
 
@@ -185,8 +184,8 @@ class DeltaSource(Source):
         return f"there is no Delta table at {self._root}" if self._is_missing else None
 
     def _check_table(self) -> None:
-        """Refuse a table that cannot be read right, once."""
-        if self._is_checked:
+        """Refuse a table that cannot be read right: once, and after every commit that changes what it is."""
+        if self._log.is_checked:
             return
         self._log.check_features()
         if self._feeds:
@@ -196,7 +195,7 @@ class DeltaSource(Source):
                     f"the table {self._root} has the columns {', '.join(sorted(names))}, which change rows need",
                     hint="Set on_change to fail or ignore.",
                 )
-        self._is_checked = True
+        self._log.is_checked = True
 
     # -- planning -------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class TableLog:
         self._newest_etag = ""
         self._listed_at = -LIST_SECONDS
         self._table_id = ""
+        self.is_checked = False  # whether the table, as its newest version describes it, can be read right
 
     # -- following ------------------------------------------------------------------------------------
 
@@ -188,6 +189,7 @@ class TableLog:
         if actions is None:
             return None
         version = self._versions[number] = read_version(number, actions)
+        self.is_checked = self.is_checked and not any("protocol" in one or "metaData" in one for one in actions)
         self._actions[number] = actions
         if len(self._actions) > KEPT_COMMITS:
             self._actions.popitem(last=False)
