@@ -69,7 +69,7 @@ class Home:
     """Where a pipeline keeps its ledger, outbox, operator state and requests: a folder that every worker reaches."""
 
     root: str  # absolute path or URI
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +273,10 @@ class StoreOptions:
     type: Literal["file", "sqlite", "postgres", "object", "memory"] = "file"
     path: str = ""  # file: a folder; sqlite: a file; absolute
     uri: str = ""  # object: a bucket and prefix, or an absolute folder
-    dsn: str = ""  # postgres: holds a secret
+    dsn: str = field(default="", repr=False)  # postgres: holds a secret
     compress_above_bytes: int = 16 * 1024
     keep_versions: int = 10_000
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class RemoteTierOptions:
 
     uri: str  # a bucket and prefix, or an absolute folder (a mounted share)
     interval_ms: int = 60_000
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import DeadLetter, LetterFile
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.types import Json
-from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput
 from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
 
@@ -216,3 +216,30 @@ def test_a_pipeline_that_decides_in_its_journal_answers_letters(
     run_to_end(taking)
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids
     assert letters(taking) == []
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_row_on_which_the_condition_fails_is_a_bad_row_and_its_value_stays_hidden(
+    make_options: MakeOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture, ranges: bool
+) -> None:
+    caplog.set_level("DEBUG")
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps({"id": number, "code": "topsecret" if number in (150, 203) else "7"}) for number in range(250)]
+    (tmp_path / "in" / "f1.json").write_text("\n".join(lines) + "\n")
+    copy = SqliteSinkOptions(
+        "copy", str(tmp_path / "copy.db"), where="CAST(code AS INT) > 5", mask={"code": "redact"}, ranges=ranges
+    )
+    options = make_options(max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+    result = run_once(options).result
+    assert result.error is not None
+    assert result.error.code == "bad-row"
+    assert "demo/1/files/150" in result.error.message
+    run_to_end(corrected(options, on_bad_row="dead_letter"))
+    found = letters(options)
+    assert [(one["row"], one["values"]) for one in found] == [(n, {"id": n, "code": "***"}) for n in (150, 203)]
+    wanted = set(range(250))
+    assert sqlite_ids(tmp_path / "copy.db") == Counter(wanted - {150, 203})
+    assert retry(corrected(options, on_bad_row="dead_letter")) == 2
+    run_to_end(corrected(options, on_bad_row="dead_letter"))
+    assert sqlite_ids(tmp_path / "copy.db") == Counter(wanted)
+    assert "topsecret" not in caplog.text + str(result.error) + json.dumps(found)

@@ -95,7 +95,7 @@ class TableRef:
     """A table to commit for."""
 
     uri: str
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class CommitterObserver:

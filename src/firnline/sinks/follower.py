@@ -13,6 +13,7 @@ Everything else (claim and fence, receipts, history edits, what is staged) follo
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from firnline.errors import (
     DamagedError,
     FencedError,
     LedgerHoleError,
+    SchemaError,
     SinkDivergedError,
     SinkWentBackError,
 )
@@ -49,6 +51,7 @@ from firnline.sinks.base import (
     SinkContext,
 )
 from firnline.sinks.dead_letters import DeadLetter, DeadLetters
+from firnline.sinks.encoding import encode_rows
 from firnline.sinks.outbox import KEY, find_missing
 from firnline.sinks.outbox_rows import outbox_target, read_outbox
 from firnline.sinks.shaping import RowShape, ShapedRows
@@ -169,7 +172,7 @@ class EpochRows:
         """
         wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
         taken: list[int] = []
-        for part in self.read(min(numbers)):
+        for part in replace(self, shape=replace(self.shape, where="")).read(min(numbers)):
             mask = pc.is_in(part.numbers, wanted)
             if pc.any(mask).as_py():
                 found.append(pa.Table.from_batches([part.batch.filter(mask)]))
@@ -178,6 +181,23 @@ class EpochRows:
                 break
         places = {number: place for place, number in enumerate(taken)}
         return pa.concat_tables(found).take(pa.array([places[number] for number in numbers], pa.int64()))
+
+    def find_unfit(self) -> list[DeadLetter]:
+        """Return the rows on which the condition fails, as bad rows.
+
+        Raises:
+            DamagedError: a file of the outbox is missing or damaged.
+        """
+        if not self.shape.where:
+            return []
+        bad = [
+            number
+            for part in replace(self, shape=RowShape()).read()
+            for number in part.numbers.filter(self.shape.find_unfit(part.batch)).to_pylist()
+        ]
+        texts = encode_rows(self.take(bad).combine_chunks().to_batches()[0]).to_pylist() if bad else []
+        reason = f"the condition {self.shape.where!r} fails on it"
+        return [DeadLetter(number, reason, json.loads(text)) for number, text in zip(bad, texts, strict=True)]
 
     def event_ids(self, numbers: pa.Array) -> pa.Array:
         """Return the ids of events: `<pipeline>/<epoch>/<port>/<index>`."""
@@ -436,7 +456,15 @@ class Follower(Sink):
                 epoch=head.partial.epoch,
             )
         fault_point("follower.commit.before")
-        after = self.deliver(self._delivery(commit, head, run_tasks))
+        delivery = self._delivery(commit, head, run_tasks)
+        try:
+            after = self.deliver(delivery)
+        except SchemaError:
+            unfit = delivery.rows.find_unfit()
+            if not unfit:
+                raise
+            delivery.refuse(unfit)
+            return self.commit(commit, run_tasks)  # without them, from where the sink is now
         fault_point("follower.commit.after")
         return self._receipt(after)
 

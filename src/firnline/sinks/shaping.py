@@ -72,13 +72,11 @@ class RowShape:
         """
         end = first + batch.num_rows
         numbers = pa.array(range(first, end), pa.int64())
-        keep: pa.Array | None = None
-        if self.where and batch.num_rows:
-            keep = self._fulfils(batch)
-        if any(first <= number < end for number in dead):
+        if any(first <= number < end for number in dead):  # first: the condition may not fit a dead letter
             alive = pc.invert(pc.is_in(numbers, pa.array(sorted(dead), pa.int64())))
-            keep = alive if keep is None else pc.and_(keep, alive)
-        if keep is not None:
+            batch, numbers = batch.filter(alive), numbers.filter(alive)
+        if self.where and batch.num_rows:
+            keep = self._select_where(batch, f"coalesce(({self.where}), false)")
             batch, numbers = batch.filter(keep), numbers.filter(keep)
         return ShapedRows(self._mask(self._select(batch)), numbers, first, end)
 
@@ -107,17 +105,23 @@ class RowShape:
             batch = batch.set_column(index, pa.field(name, masked.type), masked)
         return batch
 
-    def _fulfils(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return for each row whether it fulfils the condition; null counts as no."""
+    def find_unfit(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return for each row whether the condition fails on it, as a cast does of a text that is no number."""
+        return self._select_where(batch, f"try(({self.where}) IS NULL) IS NULL")
+
+    def _select_where(self, batch: pa.RecordBatch, expression: str) -> pa.Array:
+        """Return a truth for each row."""
         rows = pa.Table.from_batches([batch])
         try:
             with _connect() as connection:
                 connection.register("rows", rows)
-                found = connection.execute(f"SELECT coalesce(({self.where}), false) AS keep FROM rows")  # noqa: S608
-                return found.to_arrow_table().column("keep").combine_chunks().cast(pa.bool_())
+                found = connection.execute(f"SELECT {expression} AS found FROM rows")  # noqa: S608
+                return found.to_arrow_table().column("found").combine_chunks().cast(pa.bool_())
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0]
-            raise SchemaError(f"the condition {self.where!r} does not fit the rows: {reason}") from error
+            # Other words of the library may quote a value of the row, which may be one that is masked.
+            is_about_columns = isinstance(error, duckdb.BinderException | duckdb.CatalogException)
+            reason = str(error).splitlines()[0] if is_about_columns else str(error).partition(":")[0]
+            raise SchemaError(f"the condition {self.where!r} does not fit the rows: {reason}") from None
 
     @staticmethod
     def event_ids(prefix: str, numbers: pa.Array) -> pa.Array:

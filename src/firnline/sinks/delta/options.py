@@ -25,7 +25,7 @@ class DeltaSinkOptions(SinkOptions):
     partition_by: tuple[str, ...] = ()
     file_size: int = DEFAULT_FILE_BYTES
     interop: Literal["auto", "blizzard", "none"] = "auto"  # auto: on tables that Firnline created
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     sequence_by: str | None = None  # upsert of records: the column that orders the rows of one key; None: their order
     delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> values of records that delete
 

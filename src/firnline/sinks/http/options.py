@@ -26,13 +26,13 @@ class HttpSinkOptions(FollowerOptions):
 
     type: ClassVar[str] = "http"
 
-    url: str  # https://, or http:// on this machine; its query may hold a secret
+    url: str = field(repr=False)  # https://, or http:// on this machine; its query may hold a secret
     method: Literal["POST", "PUT"] = field(default="POST", kw_only=True)
     format: Literal["ndjson", "json"] = field(default="ndjson", kw_only=True)
     max_rows: int = field(default=500, kw_only=True)  # of one request
     max_bytes: int = field(default=DEFAULT_BATCH_BYTES, kw_only=True)  # of one request; a larger row goes alone
-    headers: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    hmac: str = field(default="", kw_only=True)  # the secret that signs requests; empty: they are not signed
+    headers: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    hmac: str = field(default="", kw_only=True, repr=False)  # the secret that signs requests; empty: not signed
     event_id: bool = field(default=False, kw_only=True)  # add `_firnline_id` to each row
     allow_http: bool = field(default=False, kw_only=True)  # also to other machines
     ca_file: str = field(default="", kw_only=True)  # certificates to trust; empty: those of the system

@@ -27,8 +27,8 @@ class KafkaSinkOptions(FollowerOptions):
     lanes: int = field(default=1, kw_only=True)
     max_transaction_bytes: int = field(default=256 * MEBIBYTE, kw_only=True)
     transaction_timeout_ms: int = field(default=60_000, kw_only=True)
-    tls: Mapping[str, Any] | bool | None = field(default=None, kw_only=True)
-    sasl: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    tls: Mapping[str, Any] | bool | None = field(default=None, kw_only=True, repr=False)
+    sasl: Mapping[str, Any] | None = field(default=None, kw_only=True, repr=False)
     client: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # allowed options of the client library
 
     @property

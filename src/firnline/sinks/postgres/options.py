@@ -23,7 +23,7 @@ class PostgresSinkOptions(FollowerOptions):
 
     type: ClassVar[str] = "postgres"
 
-    dsn: str
+    dsn: str = field(repr=False)
     table: str  # schema.table, or a table of the schema `public`
     evolution: Literal["add", "fail"] = field(default="add", kw_only=True)  # what a column becomes that the table lacks
     event_id: bool = field(default=False, kw_only=True)  # whether the column _firnline_id gets the id of each row

@@ -27,7 +27,7 @@ class RedisSinkOptions(FollowerOptions):
 
     type: ClassVar[str] = "redis"
 
-    url: str  # redis:// or rediss://; holds a secret
+    url: str = field(repr=False)  # redis:// or rediss://; holds a secret
     mode: Mode = field(default="stream", kw_only=True)
     stream: str = field(default="", kw_only=True)  # mode stream: its key
     maxlen: int | None = field(default=None, kw_only=True)  # mode stream: trim to about this many entries

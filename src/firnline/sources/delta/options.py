@@ -18,7 +18,7 @@ class DeltaSourceOptions(SourceOptions):
     table: str  # absolute path or URI
     start: Literal["beginning", "now"] | int = "beginning"  # a number: the commits from this version on
     on_change: Literal["fail", "ignore", "change_feed"] = "fail"  # how commits that change or delete rows are treated
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def location(self) -> str:

@@ -67,7 +67,7 @@ class FileSourceOptions(SourceOptions):
     on_growth: Literal["report", "read_rest", "fail"] = "report"
     file_attempts: int = 3
     max_record_bytes: int = 16 * MEBIBYTE
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def location(self) -> str:

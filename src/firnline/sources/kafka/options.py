@@ -27,7 +27,7 @@ class KafkaSourceOptions(SourceOptions):
     tombstones: Literal["row", "skip"] = "row"
     on_gap: Literal["fail", "continue"] = "fail"
     group: str | None = None  # where acknowledged offsets are committed; None: firnline-<pipeline>; empty: nowhere
-    security: Mapping[str, str] = field(default_factory=dict)  # settings of the client; hold secrets
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)  # settings of the client; hold secrets
     client: Mapping[str, str] = field(default_factory=dict)
     poll_interval_secs: float = field(default=0.1, kw_only=True)
 
