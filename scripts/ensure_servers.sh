@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tests start servers of their own: PostgreSQL, Redis and a Kafka broker. Use their programs if they are there,
-# install them where that is allowed, else say what to type. No server of the system is needed, started or touched.
+# The tests start servers of their own: PostgreSQL, Redis, MariaDB, MySQL and a Kafka broker. Use their programs if they
+# are there, install them where that is allowed, else say what to type. No server of the system is needed, started or
+# touched. MySQL is fetched, not installed; tests that need it are skipped where it cannot be had.
 set -euo pipefail
 
 scripts=$(cd "$(dirname "$0")" && pwd)
@@ -14,6 +15,10 @@ has_redis() {
   command -v redis-server >/dev/null 2>&1
 }
 
+has_mariadb() {
+  command -v mariadb-install-db >/dev/null 2>&1 && { command -v mariadbd >/dev/null 2>&1 || [ -x /usr/sbin/mariadbd ]; }
+}
+
 has_maven() {
   command -v mvn >/dev/null 2>&1
 }
@@ -22,18 +27,18 @@ has_kafka() {
   [ -e "$kafka/complete" ]
 }
 
-# install WHAT PACKAGE: with Debian's tools, without the server of its own that the package would start
+# install WHAT PACKAGES: with Debian's tools, without the server of its own that the package would start
 install() {
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
   echo "installing $1 for the tests ($2)"
   local policy=/usr/sbin/policy-rc.d
   if [ -e "$policy" ]; then policy=; else printf '#!/bin/sh\nexit 101\n' > "$policy" && chmod +x "$policy"; fi
   export DEBIAN_FRONTEND=noninteractive
-  { apt-get update -qq && apt-get install -y -qq -o Dpkg::Options::=--force-confold "$2" >/dev/null; } || true
+  { apt-get update -qq && apt-get install -y -qq -o Dpkg::Options::=--force-confold $2 >/dev/null; } || true
   [ -z "$policy" ] || rm -f "$policy"
 }
 
-# missing WHAT PACKAGE
+# missing WHAT PACKAGES
 missing() {
   echo "Error: the tests need $1, and this account may not install it." >&2
   echo "Try: sudo apt-get install $2   (Debian, Ubuntu; or put it on the PATH)" >&2
@@ -53,6 +58,13 @@ if ! has_redis; then
   install Redis redis-server
   has_redis || missing "redis-server" redis-server
 fi
+
+if ! has_mariadb; then
+  install MariaDB "mariadb-server-core mariadb-client-core"
+  has_mariadb || missing "MariaDB's programs (mariadbd, mariadb-install-db)" "mariadb-server-core mariadb-client-core"
+fi
+
+bash "$scripts/fetch_mysql.sh" || echo "the tests that need MySQL will be skipped" >&2
 
 if ! has_kafka; then
   has_maven || install Maven maven

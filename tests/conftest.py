@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from firnline.options import PipelineOptions
     from tests.support.kafka import KafkaServer
     from tests.support.keyed import KeyedInput
+    from tests.support.mariadb import MariaDbServer
+    from tests.support.mysql import BinlogServer, MySqlServer
     from tests.support.pipelines import MakeOptions
     from tests.support.postgres import PostgresServer
     from tests.support.processes import Launcher
@@ -147,3 +149,46 @@ def redis_server(started_redis: RedisServer) -> RedisServer:
     """A Redis server that runs, writes every command to its log before it answers, and holds nothing."""
     started_redis.clear()
     return started_redis
+
+
+@pytest.fixture(scope="session")
+def started_mysql() -> Iterator[MySqlServer]:
+    from tests.support.mysql import find_mysqld, running_mysql
+
+    if find_mysqld() is None:
+        pytest.skip("there is no MySQL server: bash scripts/fetch_mysql.sh")
+    with running_mysql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def started_mariadb() -> Iterator[MariaDbServer]:
+    from tests.support.mariadb import find_program, running_mariadb
+
+    if find_program("mariadbd") is None:
+        pytest.skip("MariaDB is not installed: bash scripts/ensure_servers.sh")
+    with running_mariadb() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql(started_mysql: MySqlServer) -> MySqlServer:
+    """A MySQL server that runs and holds no database of a test."""
+    started_mysql.clear()
+    return started_mysql
+
+
+@pytest.fixture
+def mariadb(started_mariadb: MariaDbServer) -> MariaDbServer:
+    """A MariaDB server that runs and holds no database of a test."""
+    started_mariadb.clear()
+    return started_mariadb
+
+
+@pytest.fixture(
+    params=[pytest.param("mysql", marks=pytest.mark.mysql), pytest.param("mariadb", marks=pytest.mark.mariadb)]
+)
+def binlog_server(request: pytest.FixtureRequest) -> BinlogServer:
+    """MySQL, then MariaDB: a server that runs and holds no database of a test."""
+    server: BinlogServer = request.getfixturevalue(request.param)
+    return server

@@ -169,6 +169,16 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
+class Ddl:
+    """A statement that changed tables, at its place among the change rows; for `on_ddl`."""
+
+    tables: tuple[str, ...]  # those that it names; empty: unknown, or a whole database
+    statement: str
+    transaction: int  # index into `Decoded.transactions`
+    order: int  # the number of the next change row
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """The change rows of a spool file."""
 
@@ -176,6 +186,7 @@ class Decoded:
     transactions: Sequence[Transaction]
     count: int  # change rows in all
     warnings: Sequence[str] = field(default_factory=tuple)  # e.g. a type that is read as text
+    ddl: Sequence[Ddl] = field(default_factory=tuple)  # of databases whose log has such statements
 
 
 class LogDecoder(ABC):

@@ -1,0 +1,302 @@
+"""Decodes events of the binary log into Arrow; see `kernel` for the compiled part.
+
+Frames are looked at one by one, rows are not: a frame of rows is only noted under its table. At the end `kernel.walk`
+finds the values of all rows of a table, and each column is converted as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from firnline.sources.cdc.log import Changes, Ddl, Decoded, LogDecoder, Op, TableSchema, Transaction
+from firnline.sources.mysql import events as ev
+from firnline.sources.mysql import kernel
+from firnline.sources.mysql.convert import ColumnValues, convert
+from firnline.sources.mysql.events import Header, damaged, read_length
+from firnline.sources.mysql.statements import Kind, classify
+from firnline.sources.mysql.tables import Table, read_table
+
+MAX_BATCH_BYTES = 1 << 28  # of the events of one batch; so no column has more bytes than Arrow's offsets can count
+KEPT_TABLES = 256  # descriptions of tables that a process keeps
+
+_tables: dict[tuple[bytes, bool], Table] = {}
+_KINDS = {
+    **dict.fromkeys(ev.WRITES, kernel.INSERT), **dict.fromkeys(ev.UPDATES, kernel.UPDATE),
+    **dict.fromkeys(ev.DELETES, kernel.DELETE),
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Events of one table under one schema."""
+
+    table: Table
+    events: list[tuple[int, int, int, int, int]] = field(default_factory=list)  # see `kernel.START`
+    transactions: list[int] = field(default_factory=list)
+    sequence: list[int] = field(default_factory=list)  # of every event: its number among all
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Frames:
+    """What is known while frames are looked at."""
+
+    is_mariadb: bool = False
+    file: str = ""
+    high: int = 0  # the part of a position that 32 bits of a header cannot hold
+    begin: tuple[Header, memoryview] | None = None  # the GTID event of the open transaction
+    transaction: int = -1  # its index, once it has a row
+    maps: dict[int, Table] = field(default_factory=dict)
+    transactions: list[Transaction] = field(default_factory=list)
+    batches: list[_Batch] = field(default_factory=list)
+    open: dict[int, _Batch] = field(default_factory=dict)  # by identity of the table's description
+    emptied: list[tuple[str, int, int]] = field(default_factory=list)  # table, transaction, number of the event
+    ddl: list[tuple[tuple[str, ...], str, int, int]] = field(default_factory=list)
+    count: int = 0  # events with changes
+
+
+class MySqlDecoder(LogDecoder):
+    """Decodes what `MySqlStream` gives, of MySQL and of MariaDB.
+
+    Args:
+        with_before: Also give the row before the change.
+    """
+
+    def __init__(self, *, with_before: bool = False) -> None:
+        self._with_before = with_before
+
+    def decode(self, context: bytes, frames: bytes) -> Decoded:
+        state = _Frames()
+        warnings: dict[str, None] = {}
+        for at, header, body in _events(context):
+            if header.type in ev.ROWS or header.type == ev.QUERY:
+                raise damaged("the context of frames holds rows or statements")
+            self._note(state, at, header, body)
+        for at, header, body in _events(frames):
+            self._note(state, at, header, body)
+        data = np.frombuffer(frames, np.uint8)
+        found = [self._rows(data, batch, lambda text: warnings.setdefault(text)) for batch in state.batches]
+        # Every event with changes has its number; so every change has one, whatever its table.
+        counts = np.zeros(state.count + 1, np.int64)
+        for batch, rows in zip(state.batches, found, strict=True):
+            counts[np.array(batch.sequence) + 1] = rows.per_event
+        for _, _, number in state.emptied:
+            counts[number + 1] = 1
+        starts = np.cumsum(counts)
+        changes = []
+        for batch, rows in zip(state.batches, found, strict=True):
+            if len(rows.ops):
+                order = _orders(batch, rows, starts)
+                changes.append(
+                    Changes(batch.table.schema, rows.ops, rows.rows, rows.missing, order, rows.transaction, rows.before)
+                )
+        for table, index, number in state.emptied:
+            changes.append(_emptied(state, table, index, int(starts[number]), self._with_before))
+        changes.sort(key=lambda one: int(one.order[0]))
+        ddl = [Ddl(tables, text, index, int(starts[number])) for tables, text, index, number in state.ddl]
+        return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)
+
+    def _note(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:
+        kind = header.type
+        if kind in _KINDS:
+            self._note_rows(state, at, header, body)
+        elif kind == ev.TABLE_MAP:
+            state.maps[int.from_bytes(body[:6], "little")] = _table(body, state.is_mariadb)
+        elif kind in ev.GTIDS:
+            state.begin, state.transaction = (header, body), -1
+        elif kind == ev.XID:
+            state.begin, state.transaction = None, -1
+            state.maps.clear()
+        elif kind == ev.QUERY:
+            self._note_statement(state, header, body)
+        elif kind == ev.ROTATE:
+            state.file, place = ev.read_rotate(body)
+            state.high = place >> 32 << 32
+        elif kind == ev.FORMAT_DESCRIPTION:
+            state.is_mariadb = b"MariaDB" in bytes(body[2:52])
+        else:
+            raise damaged(f"a frame has the type {kind}, which the stream does not pass on")
+
+    def _note_statement(self, state: _Frames, header: Header, body: memoryview) -> None:
+        query = ev.read_query(body)
+        statement = classify(query.statement, query.database)
+        if statement.kind in (Kind.COMMIT, Kind.ROLLBACK):
+            state.begin, state.transaction = None, -1
+            state.maps.clear()
+        elif statement.kind is Kind.TRUNCATE:
+            state.emptied.append((statement.tables[0], self._transaction(state), state.count))
+            state.count += 1
+        elif statement.kind is Kind.DDL:
+            state.ddl.append((statement.tables, query.statement, self._transaction(state), state.count))
+            state.count += 1  # without changes: only its place counts
+
+    def _note_rows(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:
+        """Note where the rows of an event lie; `at` is where its body begins."""
+        table_id = int.from_bytes(body[:6], "little")
+        is_second = header.type >= ev.WRITE
+        if table_id == ev.DUMMY_TABLE:
+            state.maps.clear()
+            return
+        table = state.maps.get(table_id)
+        if table is None:
+            raise damaged(f"rows of table id {table_id}, which no TABLE_MAP event describes")
+        try:
+            place = 8
+            if is_second:
+                place += int.from_bytes(body[8:10], "little")
+                if place < 10:
+                    raise ValueError("its header is cut off")
+            columns, place = read_length(body, place)
+            if columns != len(table.types):
+                raise ValueError(f"{columns} columns instead of {len(table.types)}")
+            width, kind = (columns + 7) >> 3, _KINDS[header.type]
+            first = place
+            second = first + width if kind == kernel.UPDATE else first
+            start = second + width
+            if start > len(body):
+                raise ValueError("its columns are cut off")
+        except ValueError as error:
+            raise damaged(f"rows of {table.schema.table} cannot be read: {error}") from error
+        batch = state.open.get(id(table))
+        if batch is None or batch.bytes > MAX_BATCH_BYTES:
+            batch = state.open[id(table)] = _Batch(table)
+            state.batches.append(batch)
+        batch.events.append((at + start, at + len(body), kind, at + first, at + second))
+        batch.transactions.append(self._transaction(state))
+        batch.sequence.append(state.count)
+        batch.bytes += len(body)
+        state.count += 1
+        if int.from_bytes(body[6:8], "little") & ev.STATEMENT_END:
+            state.maps.clear()
+
+    def _transaction(self, state: _Frames) -> int:
+        """Return the index of the open transaction."""
+        if state.transaction < 0:
+            if state.begin is None:
+                raise damaged("rows outside of a transaction")
+            header, body = state.begin
+            gtid = ev.read_gtid(header, body)
+            place = header.log_pos
+            if gtid.length:
+                place = header.log_pos - header.size + gtid.length
+            position = f"{state.file}:{state.high + place}"
+            state.transactions.append(Transaction(gtid.id or position, gtid.committed_at, position))
+            state.transaction = len(state.transactions) - 1
+        return state.transaction
+
+    def _rows(self, data: npt.NDArray[np.uint8], batch: _Batch, warn: Callable[[str], object]) -> _Rows:
+        table = batch.table
+        columns = len(table.types)
+        fixed = (
+            data, np.array(batch.events, np.int64), table.layout, table.is_key, np.zeros((4, columns), np.int64),
+            np.zeros((2, columns), np.uint8),
+        )  # fmt: skip
+        count = kernel.walk(*fixed, *_room(columns, 0), *_room(columns, 0), *_owners(0), False, False)
+        if count < 0:
+            raise damaged(f"rows of {table.schema.table} do not end where their event does")
+        after, before = _room(columns, count), _room(columns, count if self._with_before else 0)
+        ops, owners = _owners(count)
+        kernel.walk(*fixed, *after, *before, ops, owners, self._with_before, True)
+        flags = [states == kernel.MISSING for states in after[2]]
+        for text in table.warnings:
+            warn(text)
+        return _Rows(
+            ops=ops,
+            rows=_convert(data, table, after, warn),
+            missing=[flag if flag.any() else None for flag in flags],
+            transaction=np.array(batch.transactions, np.int32)[owners],
+            owners=owners,
+            per_event=np.bincount(owners, minlength=len(batch.events)),
+            before=_convert(data, table, before, warn) if self._with_before else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The changes of a batch."""
+
+    ops: npt.NDArray[np.uint8]
+    rows: pa.RecordBatch
+    missing: list[npt.NDArray[np.bool_] | None]
+    transaction: npt.NDArray[np.int32]
+    owners: npt.NDArray[np.int32]  # of every change: its event in the batch
+    per_event: npt.NDArray[np.int64]  # changes
+    before: pa.RecordBatch | None
+
+
+_Room = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+
+
+def _room(columns: int, count: int) -> _Room:
+    """Return room for the places, lengths and states of values."""
+    shape = (columns, count)
+    return np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.uint8)
+
+
+def _owners(count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    return np.empty(count, np.uint8), np.empty(count, np.int32)
+
+
+def _events(frames: bytes) -> Iterator[tuple[int, Header, memoryview]]:
+    """Yield the events of frames: where the body begins, the header, and the body without its checksum.
+
+    Raises:
+        DamagedError: a frame is not whole, or does not match its checksum.
+    """
+    view, at, end = memoryview(frames), 0, len(frames)
+    least = ev.HEADER_SIZE + ev.CHECKSUM_SIZE
+    while at < end:
+        size = int.from_bytes(view[at : at + 4], "little")
+        start, at = at + 4, at + 4 + size
+        if at > end or size < least:
+            raise damaged(f"the frame at byte {start - 4} is cut off")
+        header = Header(*ev.HEADER.unpack_from(view, start))
+        stop = at - ev.CHECKSUM_SIZE
+        if header.size != size or ev.checksum(view[start:stop]) != int.from_bytes(view[stop:at], "little"):
+            raise damaged(f"the frame at byte {start - 4} does not match its checksum")
+        yield start + ev.HEADER_SIZE, header, view[start + ev.HEADER_SIZE : stop]
+
+
+def _table(body: memoryview, is_mariadb: bool) -> Table:
+    """Return the table that a TABLE_MAP event describes; the same one for the same description."""
+    key = (bytes(body[8:]), is_mariadb)
+    table = _tables.get(key)
+    if table is None:
+        if len(_tables) >= KEPT_TABLES:
+            _tables.clear()
+        table = _tables[key] = read_table(body, is_mariadb)
+    return table
+
+
+def _convert(data: npt.NDArray[np.uint8], table: Table, room: _Room, warn: Callable[[str], object]) -> pa.RecordBatch:
+    arrays = []
+    for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=True)):
+        values = ColumnValues(data, room[0][c], room[1][c], room[2][c])
+        arrays.append(convert(one, values, f"{table.schema.table}.{column.name}", warn))
+    fields = [pa.field(column.name, column.type) for column in table.schema.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _orders(batch: _Batch, rows: _Rows, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the numbers of a batch's changes among all."""
+    firsts = np.cumsum(rows.per_event) - rows.per_event  # of every event: the number of its first change in the batch
+    shift = starts[np.array(batch.sequence)] - firsts
+    order: npt.NDArray[np.int64] = np.arange(len(rows.ops), dtype=np.int64) + shift[rows.owners]
+    return order
+
+
+def _emptied(state: _Frames, table: str, transaction: int, order: int, with_before: bool) -> Changes:
+    """Return the change row of a TRUNCATE, with the columns that the table had last, if frames tell them."""
+    schemas = [batch.table.schema for batch in state.batches if batch.table.schema.table == table]
+    schema = schemas[-1] if schemas else TableSchema(table, ())
+    fields = [pa.field(column.name, column.type) for column in schema.columns]
+    rows = pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct(fields)))
+    return Changes(
+        schema, np.array([Op.TRUNCATE], np.uint8), rows, [None] * len(fields), np.array([order], np.int64),
+        np.array([transaction], np.int32), rows if with_before else None,
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""Packets of the replication stream: raw reads into a large buffer, cut into events."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from typing import Any
+
+from firnline.clock import monotonic
+from firnline.errors import SourceError
+from firnline.sources.mysql import events as ev
+from firnline.sources.mysql.connect import RETRY_HINT
+from firnline.sources.mysql.server import Server, as_log_error
+
+LARGEST = 0xFFFFFF  # a packet of this length goes on in the next one
+BUFFER_BYTES = LARGEST + 4 + (1 << 20)
+
+
+class PacketReader:
+    """Reads the packets that a server sends after the command that begins the stream."""
+
+    def __init__(self, db: Any, server: Server, silence_seconds: float) -> None:
+        self._db = db  # keeps the connection open
+        self._socket: Any = db._sock
+        self._server = server
+        self._silence = silence_seconds
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+        self._heard = monotonic()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Close the connection. Called by any thread; wakes one that reads."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.close()
+
+    def has_packet(self) -> bool:
+        """Return whether the buffer holds a whole packet, which the next event begins with."""
+        if self._end - self._start < 4:
+            return False
+        return self._end - self._start >= 4 + self._size()
+
+    def _size(self) -> int:
+        at = self._start
+        return self._buffer[at] | self._buffer[at + 1] << 8 | self._buffer[at + 2] << 16
+
+    def peek_size(self) -> int:
+        """Return the length of the packet at the front of the buffer."""
+        return self._size()
+
+    def is_event_of(self, kind: int) -> bool:
+        """Return whether the packet at the front begins an event of this type."""
+        return self._size() > ev.HEADER_SIZE and self._buffer[self._start + 9] == kind
+
+    def take(self) -> tuple[memoryview, bool]:
+        """Return the packet at the front, and whether it goes on in the next one. Valid until the next `fill`."""
+        size = self._size()
+        at = self._start + 4
+        self._start = at + size
+        return self._buffer[at : at + size], size == LARGEST
+
+    def next_packet(self) -> tuple[memoryview, bool]:
+        """Return the next packet; waits for it."""
+        while not self.has_packet():
+            self.fill(1.0)
+        return self.take()
+
+    def take_event(self) -> memoryview:
+        """Return the next event whole, of which the first packet is at the front.
+
+        Raises:
+            SourceError, SourceGapError, ConfigError: the server ended the stream.
+        """
+        packet, goes_on = self.take()
+        self.check(packet)
+        if not goes_on:
+            return packet[1:]
+        parts = bytearray(packet[1:])
+        while goes_on:
+            packet, goes_on = self.next_packet()
+            parts += packet
+        return memoryview(parts)
+
+    def check(self, packet: memoryview) -> None:
+        """Raise the error that a packet tells."""
+        mark = packet[0] if len(packet) else 0xFE
+        if mark == 0xFF:
+            code = int.from_bytes(packet[1:3], "little")
+            words = bytes(packet[3:]).decode("utf-8", "replace")
+            raise as_log_error(code, words[6:] if words.startswith("#") else words, self._server)
+        if mark == 0xFE and len(packet) < 9:
+            raise self._lost("the server ended the stream")
+        if mark != 0:
+            raise ev.damaged(f"a packet begins with {mark}")
+
+    def fill(self, seconds: float) -> bool:
+        """Read more bytes; return whether there were any within so many seconds.
+
+        Raises:
+            SourceError: the connection is lost, closed, or silent for too long.
+        """
+        if self._closed.is_set():
+            raise self._lost("the stream was closed")
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif len(self._buffer) - self._end < 1 << 16 or (
+            self._end - self._start >= 4 and self._start + 4 + self._size() > len(self._buffer)
+        ):
+            left = self._end - self._start
+            self._buffer[:left] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, left
+        try:
+            self._socket.settimeout(seconds)
+            count = self._socket.recv_into(self._buffer[self._end :])
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            if monotonic() - self._heard > self._silence:
+                raise self._lost(f"nothing came for {self._silence:.0f} s, not even a heartbeat") from None
+            return False
+        except (OSError, ValueError) as error:
+            raise self._lost(str(error)) from error
+        if not count:
+            raise self._lost("the server closed the connection")
+        self._end += count
+        self._heard = monotonic()
+        return True
+
+    def _lost(self, why: str) -> SourceError:
+        host, port = self._server.host
+        return SourceError(f"the stream of server {host}:{port} is lost: {why}", hint=RETRY_HINT)

@@ -1,0 +1,185 @@
+"""The server that a stream reads: what kind it is, its settings, and what its log holds."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from firnline.errors import ConfigError, SourceError, SourceGapError
+from firnline.sources.mysql import events as ev
+from firnline.sources.mysql.connect import Dsn, connect, errors_in_words, grant_hint
+
+_NAMES = (
+    "version", "log_bin", "binlog_format", "binlog_row_metadata", "binlog_row_image", "binlog_row_value_options",
+    "binlog_checksum", "gtid_mode", "server_id", "server_uuid",
+)  # fmt: skip
+COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
+NON_BLOCKING = 1
+CONNECT_AGAIN = "The other one stops when this one starts. Give every source of its own a server_id of its own."
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server, as it was when the stream connected."""
+
+    host: tuple[str, int]
+    version: str
+    is_mariadb: bool
+    uuid: str  # MariaDB: empty
+    id: int
+    has_gtids: bool
+    checksum: str
+    settings: dict[str, str]
+
+
+def read_server(db: Any, host: tuple[str, int]) -> Server:
+    """Return what a server says about itself.
+
+    Raises:
+        SourceError: it does not answer.
+    """
+    names = ", ".join(f"'{name}'" for name in _NAMES)
+    rows = query(db, host, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    found = {str(name).lower(): str(value) for name, value in rows}
+    is_mariadb = "mariadb" in found.get("version", "").lower()
+    return Server(
+        host, found.get("version", ""), is_mariadb, found.get("server_uuid", "") if not is_mariadb else "",
+        int(found.get("server_id", "0")), is_mariadb or found.get("gtid_mode", "OFF").upper() == "ON",
+        found.get("binlog_checksum", "NONE").upper(), found,
+    )  # fmt: skip
+
+
+def check_server(db: Any, server: Server, user: str, server_id: int) -> None:
+    """Refuse a server whose settings do not allow change capture.
+
+    Raises:
+        ConfigError: a setting is wrong; the hint has the statement that mends it.
+        SourceError: the server does not answer.
+    """
+    where = f"{server.host[0]}:{server.host[1]}"
+    values = server.settings
+    keep = "SET GLOBAL" if server.is_mariadb else "SET PERSIST"
+    also = " and write the same below [mysqld] in the server's my.cnf" if server.is_mariadb else ""
+    if values.get("log_bin", "OFF").upper() not in ("ON", "1"):
+        raise ConfigError(
+            f"server {where} writes no binary log",
+            hint="Write below [mysqld] in the server's my.cnf: log_bin = binlog and server_id = 1 (remove "
+            "skip_log_bin), then restart the server.",
+        )
+    wanted = {"binlog_format": "ROW", "binlog_row_metadata": "FULL"}
+    for name, value in wanted.items():
+        if values.get(name, "").upper() != value:
+            raise ConfigError(
+                f"server {where} has {name} = {values.get(name, 'no such setting')}; change capture needs {value}",
+                hint=f"Run on the server: {keep} {name} = '{value}';{also}. Sessions that are open keep the old value.",
+            )
+    if "PARTIAL_JSON" in values.get("binlog_row_value_options", "").upper():
+        raise ConfigError(
+            f"server {where} has binlog_row_value_options = PARTIAL_JSON, which logs parts of JSON values",
+            hint="Run on the server: SET PERSIST binlog_row_value_options = '';",
+        )
+    if server.id == server_id:
+        raise ConfigError(
+            f"server_id {server_id} of this source is the one of server {where} itself",
+            hint="Give the source another server_id, one that no server and no replica has.",
+        )
+    grants = " ".join(str(row[0]).upper() for row in query(db, server.host, "SHOW GRANTS"))
+    for right, names in (
+        ("REPLICATION SLAVE", ("REPLICATION SLAVE", "REPLICATION REPLICA")),
+        ("REPLICATION CLIENT", ("REPLICATION CLIENT", "BINLOG MONITOR")),
+    ):
+        if "ALL PRIVILEGES ON *.*" not in grants and not any(name in grants for name in names):
+            raise ConfigError(f"user {user} has not the right {right} on server {where}", hint=grant_hint(user))
+
+
+def query(db: Any, host: tuple[str, int], statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement and return its rows."""
+    with errors_in_words("a query failed", host), db.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall() or ())
+
+
+def log_end(db: Any, server: Server) -> tuple[str, int, str]:
+    """Return file, position and GTIDs of the end of the log.
+
+    Raises:
+        SourceError: the server does not answer.
+    """
+    words = "SHOW MASTER STATUS" if server.is_mariadb or _version(server) < (8, 2) else "SHOW BINARY LOG STATUS"
+    row = query(db, server.host, words)[0]
+    file, place = str(row[0]), int(row[1])
+    if server.is_mariadb:
+        return file, place, str(query(db, server.host, f"SELECT BINLOG_GTID_POS('{file}', {place})")[0][0] or "")
+    return file, place, str(row[4]).replace("\n", "")
+
+
+def _version(server: Server) -> tuple[int, ...]:
+    return tuple(int(word) for word in server.version.split("-")[0].split(".")[:2])
+
+
+def file_created(dsn: Dsn, server: Server, file: str) -> int | None:
+    """Return when a file of the log was begun, in seconds since 1970; None if the server has no such file.
+
+    A file of the log is only ever appended to. So its name and this time tell whether it is the same file.
+    """
+    db = connect(dsn, server.host)
+    try:
+        prepare_dump(db, server, heartbeat_seconds=0, replica="")
+        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, 0xFFFF_FFF0) + file.encode())
+        with errors_in_words(f"cannot read the log file {file}", server.host):
+            while True:
+                packet = db._read_packet()
+                data = memoryview(packet.get_all_data())
+                if data[0] == 0xFE:
+                    return None
+                header = ev.Header(*ev.HEADER.unpack_from(data, 1))
+                if header.type == ev.FORMAT_DESCRIPTION:
+                    return header.timestamp
+    except SourceError as error:
+        if "1236" in str(error):
+            return None
+        raise
+    finally:
+        db._force_close()
+
+
+def prepare_dump(db: Any, server: Server, *, heartbeat_seconds: float, replica: str) -> None:
+    """Tell the server how this reader wants the log."""
+    period = int(heartbeat_seconds * 1_000_000_000)
+    settings = [
+        f"@master_binlog_checksum = '{server.checksum}'", f"@source_binlog_checksum = '{server.checksum}'",
+        "net_write_timeout = 86400",  # a reader whose spool is full does not read
+    ]  # fmt: skip
+    if period:
+        settings += [f"@master_heartbeat_period = {period}", f"@source_heartbeat_period = {period}"]
+    if replica:  # a newer reader of the same id ends this one
+        settings += [f"@slave_uuid = '{replica}'", f"@replica_uuid = '{replica}'"]
+    if server.is_mariadb:
+        settings += ["@mariadb_slave_capability = 4"]
+    query(db, server.host, f"SET {', '.join(settings)}")
+
+
+def send(db: Any, command: bytes) -> None:
+    """Send a command whose answer is a stream of packets."""
+    db._next_seq_id = 1
+    db._write_bytes(struct.pack("<I", len(command))[:3] + b"\0" + command)
+
+
+def as_log_error(code: int, words: str, server: Server) -> SourceError | ConfigError:
+    """Return the error for an error packet in the stream."""
+    message = f"server {server.host[0]}:{server.host[1]} ended the stream: {words} ({code})"
+    lower = words.lower()
+    if code == 1236 and ("same server_uuid" in lower or "same server_id" in lower):
+        return SourceError(f"{message}: another reader has the same server_id", hint=CONNECT_AGAIN)
+    if code == 1236:
+        return SourceGapError(message, hint=GAP_HINT)
+    if code in (1045, 1227):
+        return ConfigError(message, hint=grant_hint("USER"))
+    return SourceError(message)
+
+
+GAP_HINT = (
+    "Take the tables again with `--resnapshot TABLE`, or go on without what is missing with `--accept-gap`; what is "
+    "committed stays as it is."
+)

@@ -1,0 +1,180 @@
+"""Real MySQL servers for tests: in folders of their own, on 127.0.0.1, stopped by their process id.
+
+The server is the installed one, or the one that `scripts/fetch_mysql.sh` keeps in the cache folder, started with that
+folder's own libraries. Tests that need one are skipped where there is neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from firnline.clock import monotonic
+from tests.support.processes import free_port, wait_until
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firnline-tests" / "mysql"
+PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
+START_SECONDS = 120.0
+OURS = ("mysql", "sys", "information_schema", "performance_schema")
+
+
+class BinlogServer:
+    """One server that writes a binary log. It keeps its data and its port over `stop`, `kill` and `start`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.data = folder / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def dsn(self) -> str:
+        return f"mysql://firnline:{PASSWORD}@127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the data folder."""
+
+    @abstractmethod
+    def _command(self) -> Sequence[str]:
+        """Return the command that starts the server, without what all servers have."""
+
+    def start(self, *options: str) -> None:
+        """Start on the port that it had, or on a free one, with more options, and wait until it answers."""
+        self.port = self.port or free_port()
+        users = self._folder / "users.sql"
+        users.write_text(
+            f"CREATE USER IF NOT EXISTS 'firnline'@'%' IDENTIFIED BY '{PASSWORD}';\n"
+            "GRANT ALL ON *.* TO 'firnline'@'%' WITH GRANT OPTION;\n"
+        )
+        command = [
+            *self._command(), f"--datadir={self.data}", f"--port={self.port}", "--bind-address=127.0.0.1",
+            f"--socket={self._folder}/socket", f"--pid-file={self._folder}/pid", f"--init-file={users}",
+            "--server-id=1", "--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-metadata=FULL",
+            "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=1G",
+            "--skip-name-resolve", "--character-set-server=utf8mb4", *as_root(), *options,
+        ]  # fmt: skip
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", start_new_session=True)
+        process, deadline = self._process, monotonic() + START_SECONDS
+        wait_until(lambda: self._answers() or process.poll() is not None or monotonic() > deadline)
+        if not self._answers():
+            raise RuntimeError(f"the server did not start:\n{self.log[-2000:]}")
+
+    def connect(self, **settings: Any) -> Any:
+        """Return a connection that commits every statement, unless told otherwise."""
+        import pymysql
+
+        settings = {"host": "127.0.0.1", "port": self.port, "user": "firnline", "password": PASSWORD,
+                    "autocommit": True, "charset": "utf8mb4", "connect_timeout": 60, **settings}  # fmt: skip
+        return pymysql.connect(**settings)
+
+    def run(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements on a connection of their own; return the rows of the last one."""
+        with contextlib.closing(self.connect()) as db, db.cursor() as cursor:
+            rows: list[tuple[Any, ...]] = []
+            for statement in statements:
+                cursor.execute(statement)
+                rows = list(cursor.fetchall() or ())
+            return rows
+
+    def clear(self) -> None:
+        """Remove what tests have made; start the server if a test has left it stopped."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        for (name,) in self.run("SHOW DATABASES"):
+            if name not in OURS:
+                self.run(f"DROP DATABASE `{name}`")
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as kill -9 does."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(60)
+        self._process = None
+
+    def _answers(self) -> bool:
+        import pymysql
+
+        try:
+            self.connect(connect_timeout=10).close()
+        except pymysql.Error:
+            return False
+        return True
+
+
+class MySqlServer(BinlogServer):
+    """MySQL with GTIDs."""
+
+    def create(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        call([*self._command(), f"--datadir={self.data}", "--initialize-insecure", *as_root()])
+
+    def start(self, *options: str) -> None:
+        super().start("--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--mysqlx=OFF", *options)
+
+    def _command(self) -> Sequence[str]:
+        command = find_mysqld()
+        if command is None:
+            raise RuntimeError("there is no MySQL server: bash scripts/fetch_mysql.sh")
+        return command
+
+
+def find_mysqld() -> list[str] | None:
+    """Return how to start MySQL's server: the installed one, or the fetched one; None if there is neither."""
+    program = shutil.which("mysqld")
+    if program is not None:
+        version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+        if "mariadb" not in version.lower():
+            return [program, "--no-defaults", "--secure-file-priv="]
+    if not (CACHE / "complete").exists():
+        return None
+    loader = next(CACHE.glob("usr/lib/*/ld-linux-*.so.*"))
+    return [
+        str(loader), "--library-path", str(loader.parent), str(CACHE / "usr/sbin/mysqld"), "--no-defaults",
+        f"--basedir={CACHE}/usr", f"--lc-messages-dir={CACHE}/usr/share/mysql",
+        f"--plugin-dir={CACHE}/usr/lib/mysql/plugin",
+        f"--character-sets-dir={CACHE}/usr/share/mysql/charsets", "--secure-file-priv=",
+    ]  # fmt: skip
+
+
+def as_root() -> list[str]:
+    """Return the option that a server asks for when root starts it."""
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def call(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {(done.stderr or done.stdout)[-2000:]}")
+
+
+@contextlib.contextmanager
+def running_mysql(*options: str) -> Iterator[MySqlServer]:
+    """A server, from nothing to gone."""
+    with tempfile.TemporaryDirectory(prefix="firnline-mysql-") as folder:
+        server = MySqlServer(Path(folder))
+        server.create()
+        try:
+            server.start(*options)
+            yield server
+        finally:
+            server.stop()
