@@ -16,6 +16,7 @@ from firnline.history.edits.sinks import SinkEdit
 from firnline.history.savepoints.create import create_savepoint
 from firnline.history.sinks import find_next_tries, load_sinks
 from firnline.history.status import load_status
+from firnline.maintenance.gc import gc
 from firnline.options import OutboxOptions, PipelineOptions
 from firnline.run.observer import SinkLag
 from firnline.run.open_pipeline import open_pipeline
@@ -559,3 +560,29 @@ def test_a_follower_that_goes_back_under_a_run_gets_what_it_lost_and_fences_nobo
     run_to_end(options)  # an optional follower may still have rested
     assert emptied
     assert sqlite_ids(path) == sample.ids
+
+
+@pytest.mark.parametrize("home", ["table", "journal"])
+def test_gc_leaves_the_entries_of_epochs_that_a_follower_lacks(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    down, sinks = tmp_path / f"copy.db{DOWN}", (follower(tmp_path, required=False),)
+    tables = () if home == "journal" else (DeltaSinkOptions("table", str(tmp_path / "table")),)
+    options = make_options(max_files=1, rollback_window=2, home=tmp_path / "home", sinks=(*tables, *sinks))
+    sample.add("f00.json", 5)
+    run_to_end(options)
+    down.touch()
+    for number in range(1, 10):
+        sample.add(f"f{number:02d}.json", 5)
+    run_to_end(options)
+    monkeypatch.setattr("firnline.checkpoint.ledger.FOLD_ENTRIES", 4)
+    assert gc(options.home.root, grace_seconds=0).entries_folded == 0
+    down.unlink()
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+    swept = replace(options, outbox=OutboxOptions(keep=timedelta(0)))
+    sample.add("f10.json", 5)
+    run_to_end(swept)  # the checkpoint remembers that the follower has all of them
+    for path in Path(options.home.root).rglob("outbox/*/*"):
+        path.unlink()
+    assert gc(options.home.root, grace_seconds=0).entries_folded > 0

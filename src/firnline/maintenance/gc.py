@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 
-from firnline.checkpoint.ledger import Ledger
+from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.errors import CheckpointError, ConfigError, DamagedError, SinkError
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import (
@@ -44,6 +44,8 @@ from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.recovery import Found, find_checkpoint
 from firnline.sinks.delta.sweeps import Intent, Sweeper, SweepLog
 from firnline.sinks.delta.table import Table
+from firnline.sinks.known import known_sinks
+from firnline.sinks.outbox import list_outbox
 from firnline.state.snapshot import exists
 from firnline.storage import Storage, is_remote
 from firnline.types import Clock, Json
@@ -87,10 +89,22 @@ def find_ledger(storage: Storage, table: Table, pipeline: str, oldest_pending: i
     return LedgerState(ledger, found, floor if oldest_pending is None else min(floor, oldest_pending))
 
 
-def fold(state: LedgerState) -> Upkeep:
-    """Fold and sweep below the floor."""
-    entry = state.found.entry
-    return Upkeep(state.ledger.fold(entry, state.floor), state.ledger.sweep(state.floor, entry))
+def fold(storage: Storage, state: LedgerState) -> Upkeep:
+    """Fold and sweep below the floor, as far as no follower may still need an entry."""
+    entry, below = state.found.entry, min(state.floor, _oldest_waiting(storage, state))
+    return Upkeep(state.ledger.fold(entry, below), state.ledger.sweep(below, entry))
+
+
+def _oldest_waiting(storage: Storage, state: LedgerState) -> int:
+    """Return the oldest epoch that a follower may still be given: one that it was not seen to hold, or that is still in
+    the outbox. Followers do not hold back the floor."""
+    checkpoint = state.found.checkpoint
+    lacking = [one.held + 1 for one in known_sinks(checkpoint).values() if not one.set_aside]
+    waiting = list_outbox(storage, checkpoint.pipeline)
+    if waiting:
+        links = state.ledger.chain(state.found.entry)
+        lacking += [one.epoch for one in links if isinstance(one, LedgerEntry) and one.checkpoint.attempt in waiting]
+    return min(lacking, default=state.floor)
 
 
 def unnamed_quarantine(state: LedgerState, files: list[tuple[int, TableFile]]) -> list[TableFile]:
@@ -122,7 +136,7 @@ def keep_up(
         if state is None:
             return Upkeep()
         doomed = unnamed_quarantine(state, quarantine)
-        done = fold(state) if may_fold else Upkeep()
+        done = fold(storage, state) if may_fold else Upkeep()
     except FileNotFoundError as error:
         raise SinkError(f"the ledger of {pipeline!r} moved while it was read: {error}") from error
     done.quarantine = doomed
