@@ -36,6 +36,8 @@
     |  `- NotRunningError          no run of the pipeline is reachable here
     `- CheckpointError             a stored value cannot be trusted or used           (exit 1)
        |- DamagedError             a stored value does not match its checksum or shape
+       |  `- OutboxDamagedError    a file of the outbox is missing or damaged: its rows are made again
+       |- OutboxLostError          rows that wait for a sink are gone, and cannot be made again
        |- CheckpointLostError      no intact copy of the newest checkpoint exists
        |- LedgerHoleError          an entry of the ledger chain is missing or damaged
        |- StateDamagedError        a file of keyed state is missing or damaged
@@ -89,7 +91,9 @@ __all__ = [
     "NotDurableError",
     "NotRunningError",
     "OperatorError",
+    "OutboxDamagedError",
     "OutboxFullError",
+    "OutboxLostError",
     "RollbackRefusedError",
     "SchemaError",
     "SinkDivergedError",
@@ -512,6 +516,22 @@ class DamagedError(CheckpointError):
 
     code = "damaged"
     default_hint = "Firnline uses another copy if there is one; see `firnline checkpoints`."
+
+
+class OutboxDamagedError(DamagedError):
+    """A file of the outbox is missing, or differs from what was written. A run makes its rows again from the input."""
+
+    code = "outbox-damaged"
+    default_hint = (
+        "Run the pipeline: it reads the slice of that epoch again. Or copy the sink: firnline sinks resync SINK"
+    )
+
+
+class OutboxLostError(CheckpointError):
+    """Rows that wait for a sink are damaged or gone, and cannot be made again from the input."""
+
+    code = "outbox-lost"
+    default_hint = "Copy the sink anew: firnline sinks resync SINK --from TABLE --yes"
 
 
 class CheckpointLostError(CheckpointError):

@@ -58,6 +58,33 @@ def outbox_folder(pipeline: str) -> str:
     return f"{HOME}/{pipeline}/outbox"
 
 
+def rebuilt_key(key: str) -> str:
+    """The key of the file that stands for a damaged file of the outbox: the same rows, made again."""
+    return f"{key}.again"
+
+
+def rerun_folder(pipeline: str) -> str:
+    """The folder of rows that are made again from the input; one folder for each attempt."""
+    return f"{HOME}/{pipeline}/rerun"
+
+
+def fill_folder(pipeline: str, sink: str = "") -> str:
+    """The folder of lists of rows for a sink that is being filled; of all sinks, if none is given."""
+    folder = f"{rerun_folder(pipeline)}/fills"
+    return f"{folder}/{sink}" if sink else folder
+
+
+def fill_name(epoch: int) -> str:
+    """The file name of the list of rows of one epoch for a sink that is being filled."""
+    return f"{epoch:020d}.json"
+
+
+def fill_epoch(key: str) -> int | None:
+    """The epoch of such a list, by its key; None for any other file."""
+    found = re.fullmatch(r"([0-9]{20})\.json", key.rpartition("/")[2])
+    return int(found.group(1)) if found else None
+
+
 def dead_letters_folder(pipeline: str, sink: str = "") -> str:
     """The folder of rows that a sink could not hold; of all sinks, if none is given."""
     folder = f"{HOME}/{pipeline}/dead-letters"

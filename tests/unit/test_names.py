@@ -57,6 +57,11 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "tier_state_folder": [((P,), "state/orders")],
     "changes_folder": [((P,), "_firnline/orders/changes")],
     "outbox_folder": [((P,), "_firnline/orders/outbox")],
+    "rebuilt_key": [(("x/a.arrow",), "x/a.arrow.again")],
+    "rerun_folder": [((P,), "_firnline/orders/rerun")],
+    "fill_folder": [((P,), "_firnline/orders/rerun/fills"), ((P, "copy"), "_firnline/orders/rerun/fills/copy")],
+    "fill_name": [((7,), f"{EPOCH}.json")],
+    "fill_epoch": [((f"x/{EPOCH}.json",), 7), (("x/7.json",), None)],
     "dead_letters_folder": [
         ((P,), "_firnline/orders/dead-letters"),
         ((P, "copy"), "_firnline/orders/dead-letters/copy"),

@@ -72,7 +72,9 @@ class EpochJob:
     before_last_fold: Callable[[EpochResult], None] | None = None  # selects the operators to snapshot
     skip: frozenset[str] = frozenset()  # operators whose state already includes this epoch
     columns_after: Mapping[str, pa.Schema] = field(default_factory=dict)  # in a replay: `columns` after this epoch
-    recorded: Watermarks | None = None  # in a replay: those after this epoch; a replay stages nothing for sinks
+    recorded: Watermarks | None = None  # in a replay: those after this epoch
+    # In a replay: by sink, where its rows are staged. A replay for the state of operators stages nothing.
+    targets: Mapping[str, dict[str, Json]] = field(default_factory=dict)
     initial: Mapping[str, str] = field(default_factory=dict)  # in a replay: exported states that operators started with
     is_wanted: Callable[[], bool] = lambda: True
     on_worker_lost: React | None = None  # decides about a lost worker; None: the epoch runs again
@@ -80,7 +82,7 @@ class EpochJob:
 
     @property
     def replay(self) -> bool:
-        """Whether the epoch is already committed and only its state is rebuilt."""
+        """Whether the epoch is already committed: its state is rebuilt, or its rows for some sinks."""
         return self.recorded is not None
 
 
@@ -291,15 +293,17 @@ class _Running:
 
     def _output(self, port: str) -> Output:
         """Return the destinations of a port's rows."""
-        targets = [self.jobs.target_of(sink) for sink in self._sinks_of(port)]
-        return Output(tuple(targets), tuple(self.jobs.flow.edges_of(port, self.job.ranges)))
+        given = self.job.targets
+        targets = [given[sink.name] if self.job.replay else self.jobs.target_of(sink) for sink in self._sinks_of(port)]
+        edges = self.jobs.flow.edges_of(port, self.job.ranges)
+        if given:  # only queries read the rows: every stateful operator is left out
+            edges = [edge for edge in edges if edge.name == sql_edge(port)]
+        return Output(tuple(targets), tuple(edges))
 
     def _sinks_of(self, port: str) -> list[Sink]:
-        """Return the sinks that take the rows of a port; none in a replay, which stages nothing."""
-        if self.job.replay:
-            return []
-        sinks = {sink.name: sink for sink in self.jobs.sinks}
-        return [sinks[name] for name in self.jobs.flow.sinks_of(port)]
+        """Return the sinks that take the rows of a port; in a replay, those with a target."""
+        sinks = {sink.name: sink for sink in self.jobs.sinks if not self.job.replay or sink.name in self.job.targets}
+        return [sinks[name] for name in self.jobs.flow.sinks_of(port) if name in sinks]
 
     # -- SQL ------------------------------------------------------------------------------------------
 

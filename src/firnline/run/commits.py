@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
-from firnline.errors import CheckpointError, ConfigError, FirnlineError
+from firnline.errors import CheckpointError, ConfigError, FirnlineError, OutboxDamagedError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import EpochCommit, Sink
 from firnline.sinks.known import name_then
@@ -30,10 +30,13 @@ def entry_commit(
     ref: EntryRef,
     schema: pa.Schema,
     staged: Sequence[dict[str, Json]] | None = None,
+    *,
+    filled: dict[str, Json] | None = None,
 ) -> EpochCommit:
     """Return the commit of a ledger entry for one sink, for an ordinary epoch or a history edit.
 
-    `staged` has the files from `bring_staged`, in place of those that the entry names.
+    `staged` has the files from `bring_staged`, in place of those that the entry names. `filled` is the shape of rows
+    for a sink that is being filled: the entry does not name it.
 
     Raises:
         ConfigError: the epoch was made before the sink was added.
@@ -42,7 +45,7 @@ def entry_commit(
     files: list[dict[str, Json]] = []
     if entry.is_history_edit:
         facts["jump"] = entry.edit
-    elif entry.staged and name_in(entry, sink) is None:
+    elif entry.staged and name_in(entry, sink) is None and filled is None:
         raise new_sink_error(sink.name)
     else:
         files = list(staged_for(entry, sink) if staged is None else staged)
@@ -63,7 +66,7 @@ def entry_commit(
         source_state=interchange,
         facts=facts,
         kind=entry.kind if entry.is_history_edit else "epoch",
-        shape=entry.shapes.get(name_in(entry, sink) or "", {}),
+        shape=entry.shapes.get(name_in(entry, sink) or "", {}) if filled is None else filled,
     )
 
 
@@ -140,6 +143,8 @@ def check_staged(sink: Sink, entry: LedgerEntry, outbox: Storage | None = None) 
 
 def _check_files(sink: Sink, entry: LedgerEntry, files: Sequence[dict[str, Json]], outbox: Storage | None) -> None:
     missing = sink.find_missing_staged(files, outbox)
+    if missing and sink.capabilities.fed_from_outbox:
+        raise OutboxDamagedError(f"{missing[0]} of epoch {entry.epoch} is no longer in the outbox", sink=sink.name)
     if missing:
         raise CheckpointError(
             f"sink {sink.name!r} lacks epoch {entry.epoch}, and {missing[0]}, staged for it, is gone",

@@ -13,6 +13,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import LedgerHoleError, OutboxFullError
 from firnline.options import PipelineOptions
 from firnline.run.commits import settled_epoch
+from firnline.run.made_rows import FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
 from firnline.sinks.known import find_away, known_sinks, name_then, newest_seen, next_known
@@ -75,10 +76,15 @@ class Outbox:
         """
         pipeline = self._pipeline
         listed = list_outbox(pipeline.storage, pipeline.options.name)
+        made = FilledEpochs(pipeline.storage, pipeline.options.name)
+        left = made.list_files()
+        if listed or left:
+            pipeline.open_readers()[0].check_holder(self._progress.generation)
+            filling, heads = self._filling(), self._heads()
+            made.sweep(left, set(self._progress.reruns), {name: heads.get(name, 0) for name in filling})
         if not listed:
             self._waiting.clear()
             return
-        pipeline.open_readers()[0].check_holder(self._progress.generation)
         needed = set(self._progress.epochs)
         needed |= self._needed_by_sinks({attempt: keys for attempt, keys in listed.items() if attempt not in needed})
         gone = sweep_outbox(pipeline.storage, listed, needed)

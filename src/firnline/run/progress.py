@@ -89,6 +89,7 @@ class Progress:
         self.baseline: LedgerEntry | None = None  # another tool's progress, before our first claim
         self.receipts: list[Receipt] = []
         self.recent: dict[int, tuple[LedgerEntry, EntryRef]] = {}  # decided entries that a further sink commits next
+        self.reruns: set[str] = set()  # attempts that make rows of decided epochs again
         self.refs: dict[int, EntryRef] = {}  # older ones, read once a lagging sink needs one
 
     def in_flight(self, epoch: int) -> EpochInFlight:

@@ -27,6 +27,7 @@ from firnline.errors import (
     FencedError,
     FirnlineError,
     LedgerHoleError,
+    OutboxDamagedError,
     SchemaError,
     SinkDivergedError,
     SinkWentBackError,
@@ -49,9 +50,11 @@ from firnline.run.outbox import Outbox
 from firnline.run.progress import Base, EpochInFlight, Progress
 from firnline.run.read_again import Judged, ReadAgain, is_up_to_date
 from firnline.run.requests import FileRequest
+from firnline.run.rerun import Rerun
 from firnline.run.status import RunLog
 from firnline.run.upkeep import Upkeep
 from firnline.schema import merge, schema_from_json, schema_to_json, widen, wider_columns
+from firnline.sinks.base import Sink
 from firnline.sinks.outbox import release
 from firnline.sinks.parking import is_parked
 from firnline.sources.group import EpochPlan, Positions
@@ -122,6 +125,7 @@ class Steps:
         self._upkeep = upkeep
         self._backpressure = backpressure
         self._read_again = ReadAgain(context.pipeline, context.progress)
+        self._rerun = Rerun(context.pipeline, context.progress, context.jobs)
         self._passed_on: set[str] = set()  # requests that the sources know, by path or name
         self._learn_columns = learn_columns
         self._restaged: Restaged = {}
@@ -373,24 +377,21 @@ class Steps:
         entry, ref = (inflight.entry, inflight.ref) if inflight is not None else self._decided_entry(epoch)
         assert entry is not None
         assert ref is not None
-        staged = bring_staged(self._pipeline, sink, entry, self._restaged) if inflight is None else None
-        try:
-            if inflight is not None:
+        staged: list[dict[str, Json]] = []
+        if inflight is None:
+            receipt, staged = self._deliver(sink, entry, ref)
+        else:
+            try:
                 schema = inflight.produced.schemas.get(name)
-            else:
-                schema = schema_from_json(entry.schema_of(name_in(entry, sink) or name))
-            if schema is None:  # nothing is staged here: the columns do not change
-                schema = sink.find_schema() or pa.schema([])
-            commit = entry_commit(self._pipeline, sink, entry, ref, schema, staged)
-            receipt = sink.commit(commit, self._jobs.run_tasks)
-            _check_receipt(receipt, name, epoch)
-        except SchemaError as error:
-            if inflight is None:
-                raise
-            logger.warning("epoch lost: the table does not take it", extra={"reason": error.message})
-            self._on_lost(error)
-            self._learn_columns(self._progress.bases[inflight.base])
-            return m.EpochLost(epoch, inflight.attempt)
+                if schema is None:  # nothing is staged here: the columns do not change
+                    schema = sink.find_schema() or pa.schema([])
+                receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
+            except SchemaError as error:
+                logger.warning("epoch lost: the table does not take it", extra={"reason": error.message})
+                self._on_lost(error)
+                self._learn_columns(self._progress.bases[inflight.base])
+                return m.EpochLost(epoch, inflight.attempt)
+        _check_receipt(receipt, name, epoch)
         if inflight is not None:
             inflight.durations_ms["commit"] = self._ms_since(began)
         self._progress.receipts.append(receipt)
@@ -400,10 +401,28 @@ class Steps:
         if is_parked(waiting):
             self._jobs.parked.delivered(name)
             self._restaged.pop((name, entry.checkpoint.attempt), None)
-            waiting = [*waiting, *(staged or [])]
+            waiting = [*waiting, *staged]
         if inflight is None and settled_epoch(sink) is None and not sink.capabilities.fed_from_outbox:
             release(self._pipeline.storage, waiting)
         return self._committed(name, receipt)
+
+    def _deliver(self, sink: Sink, entry: LedgerEntry, ref: EntryRef) -> tuple[Receipt, list[dict[str, Json]]]:
+        """Commit a decided epoch to a further sink. Returns its receipt, and the files that were committed.
+
+        Rows that are damaged in the outbox are made again from the input first.
+        """
+        try:
+            return self._deliver_staged(sink, entry, ref)
+        except OutboxDamagedError as error:
+            logger.warning("outbox damaged", extra={"sink": sink.name, "epoch": entry.epoch, "reason": error.message})
+            self._rerun.repair(sink, entry, staged_for(entry, sink))
+        return self._deliver_staged(sink, entry, ref)  # from the row on that the sink holds
+
+    def _deliver_staged(self, sink: Sink, entry: LedgerEntry, ref: EntryRef) -> tuple[Receipt, list[dict[str, Json]]]:
+        staged = bring_staged(self._pipeline, sink, entry, self._restaged)
+        schema = schema_from_json(entry.schema_of(name_in(entry, sink) or sink.name))
+        commit = entry_commit(self._pipeline, sink, entry, ref, schema, staged)
+        return sink.commit(commit, self._jobs.run_tasks), staged
 
     def _decided_entry(self, epoch: int) -> tuple[LedgerEntry, EntryRef]:
         """Return the ledger entry of a decided epoch, the only input of every further sink."""

@@ -36,6 +36,7 @@ from firnline.errors import (
     SinkWentBackError,
 )
 from firnline.faults import fault_point
+from firnline.names import rebuilt_key
 from firnline.operators.columns import align
 from firnline.options import FollowerOptions
 from firnline.schema import schema_from_json, schema_to_json
@@ -430,7 +431,10 @@ class Follower(Sink):
         """Do nothing: rows are delivered from the outbox itself."""
 
     def find_missing_staged(self, files: Sequence[dict[str, Json]], outbox: Storage | None = None) -> list[str]:
-        return find_missing(self.outbox, [str(file[KEY]) for file in files])
+        missing = find_missing(self.outbox, [str(file[KEY]) for file in files])
+        rebuilt = {key: rebuilt_key(key) for key in missing}
+        gone = set(find_missing(self.outbox, rebuilt.values()))
+        return [key for key, again in rebuilt.items() if again in gone]
 
     @property
     def outbox(self) -> Storage:

@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
-from firnline.names import outbox_folder
+from firnline.names import outbox_folder, rebuilt_key
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -99,8 +99,13 @@ def list_outbox(outbox: Storage, pipeline: str) -> dict[str, list[str]]:
 
 
 def waiting_for(staged: Mapping[str, Sequence[dict[str, Json]]], keys: Collection[str]) -> set[str]:
-    """Return the sinks for which an epoch staged one of these keys."""
-    return {sink for sink, files in staged.items() if any(file.get(KEY) in keys for file in files)}
+    """Return the sinks for which an epoch staged one of these keys, or one that was made again since."""
+    there = {*keys}
+    return {
+        sink
+        for sink, files in staged.items()
+        if any(KEY in file and {file[KEY], rebuilt_key(str(file[KEY]))} & there for file in files)
+    }
 
 
 def sweep_outbox(outbox: Storage, listed: dict[str, list[str]], needed: Collection[str]) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from isal import isal_zlib
 
-from firnline.errors import DamagedError
+from firnline.errors import DamagedError, OutboxDamagedError
 from firnline.faults import fault_point
-from firnline.names import outbox_name
+from firnline.names import outbox_name, rebuilt_key
 from firnline.sinks.base import Stager
 from firnline.sinks.origins import ORIGINS, Origins
 from firnline.sinks.outbox import KEY, read_checked
+from firnline.sinks.row_checksum import ROWS_CHECKSUM, RowChecksum
 from firnline.storage import Storage, open_storage
 from firnline.types import Json
 
@@ -78,6 +79,7 @@ class OutboxStager(Stager):
             "rows": sum(batch.num_rows for batch in self._batches),
             "size_bytes": len(data),
             "crc32": isal_zlib.crc32(data),
+            ROWS_CHECKSUM: rows_checksum(self._batches),
             KEY: f"{self._folder}/{name}",
             **({ORIGINS: self._origins.to_json()} if self._origins is not None else {}),
         }
@@ -86,13 +88,7 @@ class OutboxStager(Stager):
         """Write the gathered rows as one file; it is durable afterwards."""
         if not self._batches:
             return
-        written = pa.BufferOutputStream()
-        with pa.ipc.new_stream(
-            written, self._batches[0].schema, options=pa.ipc.IpcWriteOptions(compression=COMPRESSION)
-        ) as writer:
-            for batch in self._batches:
-                writer.write_batch(batch)
-        data = written.getvalue().to_pybytes()
+        data = write_rows(self._batches)
         name = self._name()
         fault_point("outbox.write.before")
         self._storage.put(f"{self._folder}/{name}", data)
@@ -137,7 +133,7 @@ def read_outbox(outbox: Storage, files: Sequence[dict[str, Json]], skip: int = 0
     """Yield the rows of these files in order, without the first `skip`.
 
     Raises:
-        DamagedError: a file is missing, or differs from what was written.
+        OutboxDamagedError: a file is missing, or differs from what was written.
     """
     for file in files:
         rows = int(file["rows"])
@@ -153,13 +149,84 @@ def read_outbox(outbox: Storage, files: Sequence[dict[str, Json]], skip: int = 0
 
 
 def read_file(outbox: Storage, file: dict[str, Json]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file. Raises DamagedError if it is missing, or differs from what was written."""
+    """Yield the rows of one file, or of the one that was made again in its place.
+
+    Raises:
+        OutboxDamagedError: it is missing or differs from what was written, and was not made again.
+    """
     try:
         data = b"".join(read_checked(outbox, str(file[KEY]), file))
-    except FileNotFoundError as error:
-        raise DamagedError(
-            f"{file[KEY]} is no longer in the outbox of {outbox.root}",
-            hint="Bring the file back, or take the sink out of the spec.",
-        ) from error
+    except (FileNotFoundError, DamagedError) as error:
+        rebuilt = find_rebuilt(outbox, file)
+        if rebuilt is None:
+            gone = f"{file[KEY]} is no longer in the outbox of {outbox.root}"
+            raise OutboxDamagedError(gone if isinstance(error, FileNotFoundError) else error.message) from error
+        data = rebuilt
     with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
         yield from reader
+
+
+# -- rows that were made again ------------------------------------------------------------------------
+
+_MAGIC = b"FIRNROW1"  # then the checksum of the rest, then the rows as in any other file of the outbox
+
+
+def rows_checksum(batches: Iterable[pa.RecordBatch]) -> str:
+    """Return the checksum of rows, in order."""
+    found = RowChecksum()
+    for batch in batches:
+        found.add(batch)
+    return found.hex()
+
+
+def write_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return rows of the same columns in the form of a file of the outbox."""
+    written = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=COMPRESSION)
+    with pa.ipc.new_stream(written, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = written.getvalue().to_pybytes()
+    return data
+
+
+def is_whole(outbox: Storage, file: dict[str, Json]) -> bool:
+    """Return whether the rows of a file can be read."""
+    try:
+        for _ in read_checked(outbox, str(file[KEY]), file):
+            pass
+    except (FileNotFoundError, DamagedError):
+        return find_rebuilt(outbox, file) is not None
+    return True
+
+
+def find_rebuilt(outbox: Storage, file: dict[str, Json]) -> bytes | None:
+    """Return the rows that were made again for a file; None unless they are whole, and those that were decided."""
+    try:
+        data = outbox.get(rebuilt_key(str(file[KEY])))
+    except FileNotFoundError:
+        return None
+    head, rest = data[: len(_MAGIC) + 4], data[len(_MAGIC) + 4 :]
+    if head != _MAGIC + isal_zlib.crc32(rest).to_bytes(4, "little"):
+        return None
+    with pa.ipc.open_stream(pa.BufferReader(rest)) as reader:
+        batches = list(reader)
+    rows = sum(batch.num_rows for batch in batches)
+    return rest if rows == int(file["rows"]) and rows_checksum(batches) == file.get(ROWS_CHECKSUM) else None
+
+
+def rebuild(outbox: Storage, file: dict[str, Json], batches: Sequence[pa.RecordBatch]) -> bool:
+    """Put these rows in the place of a damaged file, durable on return. Returns False if they are not those that were
+    decided: then nothing is written.
+
+    Two processes may do it at once: both write the same rows, each as a whole.
+    """
+    table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
+    same_columns = table.combine_chunks().to_batches()
+    if table.num_rows != int(file["rows"]) or rows_checksum(same_columns) != file.get(ROWS_CHECKSUM):
+        return False
+    data = write_rows(same_columns)
+    fault_point("outbox.rebuild.before")
+    outbox.put(rebuilt_key(str(file[KEY])), _MAGIC + isal_zlib.crc32(data).to_bytes(4, "little") + data)
+    fault_point("outbox.rebuild.after")
+    return True

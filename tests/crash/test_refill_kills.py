@@ -1,0 +1,79 @@
+"""A run that dies while it makes rows again, for a damaged outbox: the sink gets every row once, in order."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks import registry
+from firnline.sinks.delta.options import DeltaSinkOptions
+from tests.support.kills import kill_at_every_point
+from tests.support.pipelines import MakeOptions, pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, table_ids
+from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
+
+pytestmark = pytest.mark.crash
+
+POINTS = ("epoch.commit.", "outbox.write.", "outbox.rebuild.", "outbox.release.", "follower.claim.", "follower.commit.")
+
+
+@pytest.fixture(autouse=True)
+def kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_sqlite(monkeypatch)
+
+
+def run(options: PipelineOptions) -> None:
+    """Run until the input is exhausted, in a child."""
+    registry.KINDS["sqlite"] = "tests.support.sqlite_sink"
+    assert run_once(options).exit_code == 0
+
+
+def finish(options: PipelineOptions, where: str) -> None:
+    """Run until every sink is in sync; a run ends without waiting for an optional one that rests."""
+    for _ in range(5):
+        assert run_once(options).exit_code == 0, where
+        if len({sink.load().epoch for sink in open_pipeline(options).sinks}) == 1:
+            return
+
+
+def damage(path: Path, number: int) -> None:
+    if number % 2:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-7])
+
+
+def test_a_repair_that_is_killed_is_made_again(make_options: MakeOptions, tmp_path: Path) -> None:
+    worlds = count()
+
+    def prepare() -> PipelineOptions:
+        folder = tmp_path / str(next(worlds))
+        sample = SampleInput(folder / "in")
+        copy = SqliteSinkOptions("copy", str(folder / "copy.db"), required=False, ranges=True)
+        options = pipeline_options(
+            str(sample.folder), "", max_files=2, sinks=(DeltaSinkOptions("table", str(folder / "table")), copy)
+        )
+        Path(f"{copy.path}{DOWN}").touch()
+        for number in range(4):
+            sample.add(f"{number}.json", 150)
+        run_to_end(options)
+        Path(f"{copy.path}{DOWN}").unlink()
+        for number, path in enumerate(sorted((folder / "table").rglob("outbox/**/*.arrow"))):
+            damage(path, number)
+        return options
+
+    def check(options: PipelineOptions, where: str) -> None:
+        finish(options, where)
+        table, copy = (Path(sink.location) for sink in options.sinks)
+        assert sqlite_ids(copy) == table_ids(table), where
+        assert [row["id"] for row in sqlite_rows(copy)] == sorted(table_ids(table)), where
+        assert not list(table.rglob("rerun/*/*.arrow")), where
+
+    points = [f"{name}{side}" for name in POINTS for side in ("before", "after")]
+    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=2)
+    assert {"outbox.rebuild.after", "outbox.write.after", "follower.commit.after"} <= reached.keys()
