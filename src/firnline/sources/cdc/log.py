@@ -65,7 +65,7 @@ class Piece:
 
 
 class LogStream(ABC):
-    """The replication stream of one server. Used by one thread, except `acknowledge` and `close`."""
+    """The replication stream of one server. Used by one thread, except `acknowledge` and `end_position`."""
 
     @abstractmethod
     def open(self, position: Json) -> None:
@@ -114,7 +114,7 @@ class LogStream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connections. Called by any thread; a `read` that waits then raises SourceError."""
+        """Close the connections. The stream may be opened again."""
 
 
 # -- the workers' side --------------------------------------------------------------------------------

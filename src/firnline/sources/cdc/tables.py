@@ -1,0 +1,35 @@
+"""Which tables of a database a source captures: names and patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+
+class TablePatterns:
+    """Tables by name: `schema.table`, with `*` and `?` for any characters. A name without a dot has the default schema.
+
+    A pattern that begins with `!` excludes tables; order does not matter.
+    """
+
+    def __init__(self, patterns: Sequence[str], default_schema: str) -> None:
+        full = [pattern if "." in pattern else _prefixed(pattern, default_schema) for pattern in patterns]
+        self._included = [pattern for pattern in full if not pattern.startswith("!")]
+        self._excluded = [pattern[1:] for pattern in full if pattern.startswith("!")]
+
+    def covers(self, table: str) -> bool:
+        """Return whether a table (`schema.table`) is captured."""
+        return _matches(table, self._included) and not _matches(table, self._excluded)
+
+    @property
+    def names(self) -> list[str]:
+        """The tables that are named one by one."""
+        return [pattern for pattern in self._included if not any(sign in pattern for sign in "*?[")]
+
+
+def _prefixed(pattern: str, schema: str) -> str:
+    return f"!{schema}.{pattern[1:]}" if pattern.startswith("!") else f"{schema}.{pattern}"
+
+
+def _matches(table: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(table, pattern) for pattern in patterns)

@@ -1,0 +1,1 @@
+"""Change capture from PostgreSQL: the tables of a publication, by logical replication."""

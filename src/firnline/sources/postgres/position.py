@@ -1,0 +1,68 @@
+"""A place in the log of one PostgreSQL server, as positions hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from firnline.errors import DamagedError
+from firnline.sources.postgres.messages import format_lsn, parse_lsn
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class LastTransaction:
+    """The last transaction before a place: the server must send it again, unchanged, when reading goes on there."""
+
+    commit_lsn: int
+    end_lsn: int
+    xid: int
+    committed_at: int  # microseconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A place between two transactions. What ends at or before `lsn` has been read."""
+
+    lsn: int
+    system: str = ""  # identifier of the server's data; empty before the first connection
+    timeline: int = 0
+    last: LastTransaction | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        found: dict[str, Json] = {"lsn": format_lsn(self.lsn), "system": self.system, "timeline": self.timeline}
+        if self.last is not None:
+            found["last"] = {
+                "commit_lsn": format_lsn(self.last.commit_lsn),
+                "end_lsn": format_lsn(self.last.end_lsn),
+                "xid": self.last.xid,
+                "committed_at": self.last.committed_at,
+            }
+        return found
+
+    @classmethod
+    def from_json(cls, value: Json) -> LogPlace:
+        """Read a place.
+
+        Raises:
+            DamagedError: it is none.
+        """
+        if not isinstance(value, Mapping) or not {"lsn", "system", "timeline"} <= value.keys():
+            raise DamagedError("the position is not one in the log of PostgreSQL")
+        try:
+            last = value.get("last")
+            return cls(
+                parse_lsn(str(value["lsn"])),
+                str(value["system"]),
+                int(value["timeline"]),
+                LastTransaction(
+                    parse_lsn(str(last["commit_lsn"])),
+                    parse_lsn(str(last["end_lsn"])),
+                    int(last["xid"]),
+                    int(last["committed_at"]),
+                )
+                if last is not None
+                else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"the position in the log of PostgreSQL cannot be read: {error}") from error

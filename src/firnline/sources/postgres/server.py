@@ -1,0 +1,296 @@
+"""Ordinary sessions with a captured PostgreSQL server: its identity, its settings, publication and slot."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.sql import SQL, Identifier, Literal
+
+from firnline.errors import ConfigError, SourceError, SourceGapError
+from firnline.faults import fault_point
+from firnline.sources.cdc.tables import TablePatterns
+from firnline.sources.postgres.messages import parse_lsn
+
+OWN_SCHEMA = "firnline"  # of Firnline's own tables, which are never captured
+OLDEST_VERSION = 14
+PLUGIN = "pgoutput"
+# Text of values does not depend on the settings of server, database or role.
+PLAIN_TEXT = (
+    "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex -c timezone=UTC "
+    "-c client_encoding=UTF8 -c lc_monetary=C"
+)
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "30000",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}  # of a dead network; the dsn may override them
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot: the server keeps its log from here on for the slot's reader."""
+
+    name: str
+    confirmed: int  # the server may forget what lies before
+    active_pid: int | None
+    status: str | None  # reserved, extended, unreserved or lost
+    kept_bytes: int | None
+    reason: str | None = None  # why the server gave it up
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTable:
+    """A table of the publication, as the catalogue describes it now."""
+
+    name: str  # schema.table
+    identity: str  # d, n, f, i: what the log says of old rows
+    primary_key: tuple[str, ...]
+    rows: int  # the server's own estimate
+
+    @property
+    def has_identity(self) -> bool:
+        return self.identity in "fi" or (self.identity == "d" and bool(self.primary_key))
+
+
+class PostgresServer:
+    """One captured database. Each call uses a connection of its own; the password is never shown."""
+
+    def __init__(self, dsn: str, place: str) -> None:
+        try:
+            self._given: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(dsn))
+        except psycopg.Error:  # its message quotes the dsn
+            raise ConfigError(
+                "the dsn of the source cannot be read",
+                hint="Write postgresql://user:password@host:5432/database, special signs in the password as %XX.",
+            ) from None
+        self.place = place
+
+    def conninfo(self, name: str, **more: str) -> str:
+        """Return the connection string of a session whose values are plain text."""
+        options = " ".join(part for part in (self._given.get("options"), PLAIN_TEXT) if part)
+        values = {**_DEFAULTS, **self._given, "options": options, "application_name": name, **more}
+        return psycopg.conninfo.make_conninfo("", **values)
+
+    @contextlib.contextmanager
+    def session(self, name: str = "firnline") -> Iterator[Connection[tuple[Any, ...]]]:
+        """Open a session in which every statement is a transaction.
+
+        Raises:
+            SourceError: the server does not answer, or refuses.
+        """
+        try:
+            with psycopg.connect(self.conninfo(name), autocommit=True, prepare_threshold=None) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise self.translate(error) from error
+
+    def translate(self, error: psycopg.Error) -> SourceError:
+        """Return an error of the server as ours, without secrets."""
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        password = self._given.get("password")
+        return SourceError(f"{self.place}: {text.replace(password, '***') if password else text}")
+
+    # -- settings -------------------------------------------------------------------------------------
+
+    def check_settings(self) -> None:
+        """Check what logical replication needs.
+
+        Raises:
+            ConfigError: a setting or a right is missing; the hint has the statement.
+        """
+        with self.session() as db:
+            version = db.info.server_version // 10000
+            if version < OLDEST_VERSION:
+                raise ConfigError(f"{self.place}: PostgreSQL {version} is too old; {OLDEST_VERSION} or later is needed")
+            level = _one(db, "SHOW wal_level")[0]
+            if level != "logical":
+                raise ConfigError(
+                    f"{self.place}: wal_level is {level}, and change capture needs logical",
+                    hint="ALTER SYSTEM SET wal_level = logical; then restart the server.",
+                )
+            role, may = _one(
+                db, "SELECT rolname, rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
+            )
+            if not may and not self._is_cloud_replica(db):
+                raise ConfigError(
+                    f"{self.place}: the role {role} may not read the log",
+                    hint=f'ALTER ROLE "{role}" REPLICATION;',
+                )
+
+    @staticmethod
+    def _is_cloud_replica(db: Connection[tuple[Any, ...]]) -> bool:
+        """Return whether a role of a hosted server gives the right by membership."""
+        query = "SELECT count(*) FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(oid, 'member')"
+        return bool(_one(db, query)[0])
+
+    def end_lsn(self) -> int:
+        """Return the end of what the server's log holds for sure."""
+        query = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
+        with self.session() as db:
+            return parse_lsn(str(_one(db, query)[0]))
+
+    # -- publication ----------------------------------------------------------------------------------
+
+    def find_tables(self, patterns: TablePatterns) -> list[CapturedTable]:
+        """Return the tables of the database that the spec names, with what the log will say of them."""
+        query = """
+            SELECT n.nspname, c.relname, c.relreplident::text, c.reltuples,
+                   (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
+                           CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
+                           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                    WHERE i.indrelid = c.oid AND i.indisprimary AND k.attnum > 0)
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE (c.relkind = 'p' OR c.relkind = 'r' AND NOT c.relispartition) AND c.relpersistence = 'p'
+              AND n.nspname NOT IN ('pg_catalog', 'information_schema', %s) AND n.nspname NOT LIKE 'pg\\_%%'
+            ORDER BY 1, 2"""
+        with self.session() as db:
+            found = [
+                CapturedTable(f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)))
+                for schema, name, identity, rows, key in db.execute(query, (OWN_SCHEMA,)).fetchall()
+            ]
+        return [table for table in found if patterns.covers(table.name)]
+
+    def published(self, publication: str) -> dict[str, bool] | None:
+        """Return the tables of a publication, each with whether its updates and deletes are published; None if there
+        is no such publication."""
+        with self.session() as db:
+            facts = db.execute(
+                "SELECT pubupdate OR pubdelete FROM pg_publication WHERE pubname = %s", (publication,)
+            ).fetchone()
+            if facts is None:
+                return None
+            rows = db.execute(
+                "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", (publication,)
+            ).fetchall()
+            return {f"{schema}.{name}": bool(facts[0]) for schema, name in rows}
+
+    def ensure_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
+        """Create a publication of the tables, or add the missing ones. Tables without a replica identity go into a
+        second one that publishes inserts only: else the server would refuse the application's own updates.
+
+        Raises:
+            SourceError: the role may not.
+        """
+        for name, wanted, actions in (
+            (publication, [t for t in tables if t.has_identity], "insert, update, delete, truncate"),
+            (inserts_only(publication), [t for t in tables if not t.has_identity], "insert, truncate"),
+        ):
+            known = self.published(name)
+            missing = [t for t in wanted if known is None or t.name not in known]
+            if known is None and (wanted or name == publication):
+                statement = SQL(
+                    "CREATE PUBLICATION {} {} WITH (publish = {}, publish_via_partition_root = true)"
+                ).format(Identifier(name), _for_tables("FOR TABLE", missing), Literal(actions))
+            elif known is not None and missing:
+                statement = SQL("ALTER PUBLICATION {} {}").format(Identifier(name), _for_tables("ADD TABLE", missing))
+            else:
+                continue
+            fault_point("postgres.publication.before")
+            with self.session() as db, contextlib.suppress(psycopg.errors.DuplicateObject):
+                db.execute(statement)
+            fault_point("postgres.publication.after")
+
+    # -- slot -----------------------------------------------------------------------------------------
+
+    def find_slot(self, slot: str) -> Slot | None:
+        """Return a slot of this database.
+
+        Raises:
+            ConfigError: a slot of that name serves something else.
+        """
+        with self.session() as db:
+            reason = "invalidation_reason" if db.info.server_version >= 170000 else "NULL"
+            row = db.execute(
+                SQL(
+                    "SELECT plugin, database = current_database(), confirmed_flush_lsn, active_pid, wal_status, {}, "
+                    "CASE WHEN pg_is_in_recovery() THEN NULL ELSE "
+                    "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint END "
+                    "FROM pg_replication_slots WHERE slot_name = %s"
+                ).format(SQL(reason)),
+                (slot,),
+            ).fetchone()
+        if row is None:
+            return None
+        plugin, ours, confirmed, pid, status, why, kept = row
+        if plugin != PLUGIN or not ours:
+            raise ConfigError(
+                f"{self.place}: the slot {slot} exists, and serves another database or plugin",
+                hint="Set `slot` to another name.",
+            )
+        if confirmed is None or status == "lost":
+            raise SourceGapError(
+                f"{self.place}: the slot {slot} has lost its log ({why or status})",
+                hint=gap_hint(slot),
+            )
+        return Slot(slot, parse_lsn(str(confirmed)), pid, status, kept, why)
+
+    def create_slot(self, slot: str) -> Slot:
+        """Create a slot. The server may wait for transactions that are open now.
+
+        Raises:
+            ConfigError: the server has no room for one.
+            SourceError: it does not answer.
+        """
+        fault_point("postgres.slot.before")
+        try:
+            with psycopg.connect(self.conninfo("firnline"), autocommit=True) as db:
+                lsn = _one(db, "SELECT lsn FROM pg_create_logical_replication_slot(%s, %s)", slot, PLUGIN)[0]
+        except psycopg.errors.DuplicateObject:
+            found = self.find_slot(slot)
+            if found is not None:
+                return found
+            raise SourceError(f"{self.place}: the slot {slot} comes and goes") from None
+        except psycopg.errors.ConfigurationLimitExceeded as error:
+            raise ConfigError(
+                f"{self.place}: all replication slots are in use",
+                hint="ALTER SYSTEM SET max_replication_slots = 20; then restart the server. Or drop a slot that "
+                "nobody uses: SELECT slot_name FROM pg_replication_slots WHERE NOT active;",
+            ) from error
+        except psycopg.Error as error:
+            raise self.translate(error) from error
+        fault_point("postgres.slot.after")
+        return Slot(slot, parse_lsn(str(lsn)), None, "reserved", 0)
+
+    def end_reader(self, pid: int) -> None:
+        """End another reader of the slot."""
+        with self.session() as db:
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+    def emit_heartbeat(self) -> None:
+        """Write a small message into the log, so that a quiet database does not hold it back."""
+        with self.session() as db:
+            db.execute("SELECT pg_logical_emit_message(false, 'firnline', '')")
+
+
+def inserts_only(publication: str) -> str:
+    """Return the name of the publication of tables without a replica identity."""
+    return f"{publication}_inserts"
+
+
+def gap_hint(slot: str) -> str:
+    """Return the ways out when the log does not continue."""
+    return (
+        "Take the tables again while reading on: firnline run --resnapshot. If what lies between may be lost: "
+        f"firnline run --accept-gap. The slot is {slot}."
+    )
+
+
+def _for_tables(words: str, tables: Sequence[CapturedTable]) -> Any:
+    if not tables:
+        return SQL("")
+    names = [Identifier(*table.name.split(".", 1)) for table in tables]
+    return SQL("{} {}").format(SQL(words), SQL(", ").join(names))
+
+
+def _one(db: Connection[tuple[Any, ...]], query: str, *values: object) -> tuple[Any, ...]:
+    row = db.execute(query, values or None).fetchone()
+    assert row is not None
+    found: tuple[Any, ...] = row
+    return found

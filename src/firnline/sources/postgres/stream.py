@@ -1,0 +1,417 @@
+"""The replication stream of a PostgreSQL server: messages of `pgoutput` as frames, cut at the ends of transactions."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import psycopg
+from psycopg import pq
+from psycopg.pq import abc
+
+from firnline.clock import monotonic
+from firnline.errors import DamagedError, SourceError, SourceGapError
+from firnline.sources.cdc.log import Cut, LogStream, Piece, pack_frame
+from firnline.sources.cdc.tables import TablePatterns
+from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.position import LastTransaction, LogPlace
+from firnline.sources.postgres.server import PostgresServer, gap_hint, inserts_only
+from firnline.types import Json
+
+STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent reader after 60 s
+CONNECT_SECONDS = 15.0
+PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
+_FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+
+
+class PostgresStream(LogStream):
+    """Reads one slot."""
+
+    def __init__(
+        self,
+        server: PostgresServer,
+        slot: str,
+        publication: str,
+        tables: TablePatterns,
+        *,
+        name: str = "firnline",
+        may_end_others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._server = server
+        self._slot = slot
+        self._publication = publication
+        self._tables = tables
+        self._name = name
+        self._may_end_others = may_end_others
+        self._connection: abc.PGconn | None = None
+        self._flushed = 0
+        self._status_at = 0.0
+        self._place = LogPlace(0)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._relations: dict[int, bytes] = {}  # messages that describe tables, by their number
+        self._types: dict[int, bytes] = {}  # messages that name types, by their number
+        self._captured: dict[int, bool] = {}
+        self._begin: bytes | None = None  # of the transaction that goes on
+        self._rows = 0  # of that transaction
+        self._idle_end = 0
+        self._kept: bytes | None = None  # a message of the stream that was received and not read
+
+    # -- connecting -----------------------------------------------------------------------------------
+
+    def open(self, position: Json) -> None:
+        self.close()
+        self._reset()
+        place = LogPlace.from_json(position)
+        self._connection = self._connect()
+        place = self._prove_server(place)
+        slot = self._server.find_slot(self._slot)
+        if slot is None:
+            raise self._gap(f"the slot {self._slot} does not exist any more")
+        if slot.active_pid is not None:
+            self._end_other(slot.active_pid)
+        if slot.confirmed > place.lsn:
+            raise self._gap(
+                f"the slot {self._slot} was acknowledged up to {m.format_lsn(slot.confirmed)} by somebody else, "
+                f"and the pipeline has read up to {m.format_lsn(place.lsn)}"
+            )
+        last = place.last
+        is_provable = last is not None and slot.confirmed <= last.commit_lsn
+        start = last.commit_lsn if last is not None and is_provable else place.lsn
+        self._start_replication(start)
+        self._place, self._flushed, self._status_at = place, slot.confirmed, 0.0
+        if is_provable:
+            self._require_last(place)
+
+    def _connect(self) -> abc.PGconn:
+        conninfo = self._server.conninfo(self._name, replication="database")
+        connection = pq.PGconn.connect_start(conninfo.encode())
+        deadline = monotonic() + CONNECT_SECONDS
+        while True:
+            status = connection.connect_poll()
+            if status == pq.PollingStatus.OK:
+                return connection
+            if status == pq.PollingStatus.FAILED:
+                raise self._refused(connection)
+            reads = [connection.socket] if status == pq.PollingStatus.READING else []
+            writes = [connection.socket] if status == pq.PollingStatus.WRITING else []
+            ready = select.select(reads, writes, [], max(0.0, deadline - monotonic()))
+            if not any(ready):
+                connection.finish()
+                raise SourceError(f"{self._server.place} does not answer")
+
+    def _execute(self, command: str) -> abc.PGresult:
+        """Send a command of the replication protocol, and wait for its answer."""
+        connection = self._open_connection()
+        connection.send_query(command.encode())
+        deadline = monotonic() + CONNECT_SECONDS
+        while connection.is_busy():
+            self._wait(max(0.0, deadline - monotonic()))
+            if monotonic() > deadline:
+                raise SourceError(f"{self._server.place} does not answer")
+        result = connection.get_result()
+        if result is None or result.status in _FAILED:
+            text = result.get_error_message().strip() if result is not None else "the connection was lost"
+            raise self._server.translate(psycopg.OperationalError(text))
+        return result
+
+    def _prove_server(self, place: LogPlace) -> LogPlace:
+        """Check that this server has the history of the position; returns the place with its identity."""
+        result = self._execute("IDENTIFY_SYSTEM")
+        system, timeline = str((result.get_value(0, 0) or b"").decode()), int(result.get_value(0, 1) or 0)
+        self._drain()
+        if place.system and place.system != system:
+            raise self._gap(f"the server has the identity {system}, and the position is from {place.system}")
+        if place.timeline and timeline < place.timeline:
+            raise self._gap(f"the server is on timeline {timeline}, and the position is from {place.timeline}")
+        if place.timeline and timeline > place.timeline:
+            switched = self._switch_point(timeline, place.timeline)
+            if place.lsn > switched:
+                raise self._gap(
+                    f"the server left timeline {place.timeline} at {m.format_lsn(switched)}, before the position "
+                    f"{m.format_lsn(place.lsn)}: it was promoted or restored without the last changes"
+                )
+        return replace(place, system=system, timeline=timeline)
+
+    def _switch_point(self, timeline: int, left: int) -> int:
+        """Return where the server's history left a timeline."""
+        result = self._execute(f"TIMELINE_HISTORY {timeline}")
+        content = (result.get_value(0, 1) or b"").decode(errors="replace")
+        self._drain()
+        for line in content.splitlines():
+            words = line.split()
+            if len(words) >= 2 and words[0] == str(left):
+                return m.parse_lsn(words[1])
+        raise self._gap(f"the history of timeline {timeline} does not contain timeline {left}")
+
+    def _drain(self) -> None:
+        while self._open_connection().get_result() is not None:
+            pass
+
+    def _end_other(self, pid: int) -> None:
+        """End the reader that holds the slot, if this run may; a run that lost its pipeline may not."""
+        if not self._may_end_others():
+            raise SourceError(f"{self._server.place}: the slot {self._slot} is in use by process {pid} of the server")
+        self._server.end_reader(pid)
+        deadline = monotonic() + CONNECT_SECONDS
+        while (slot := self._server.find_slot(self._slot)) is not None and slot.active_pid == pid:
+            if monotonic() > deadline:
+                raise SourceError(f"{self._server.place}: process {pid} of the server does not leave {self._slot}")
+            time.sleep(0.05)
+
+    def _start_replication(self, lsn: int) -> None:
+        names = ",".join(f'"{name}"' for name in self._publications())
+        settings = f"proto_version '1', publication_names '{names}', messages 'true'"
+        result = self._execute(f'START_REPLICATION SLOT "{self._slot}" LOGICAL {m.format_lsn(lsn)} ({settings})')
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise SourceError(f"{self._server.place}: the server does not stream (it answered {result.status})")
+
+    def _publications(self) -> list[str]:
+        """Return the publications to read: that of tables without a replica identity only if it exists."""
+        second = inserts_only(self._publication)
+        return [self._publication, *([second] if self._server.published(second) is not None else [])]
+
+    def _require_last(self, place: LogPlace) -> None:
+        """Read the last transaction before the position once more, and compare."""
+        last = place.last
+        assert last is not None
+        deadline = monotonic() + PROOF_SECONDS
+        self._place = replace(place, lsn=last.commit_lsn - 1)
+        begin = commit = None
+        while commit is None:
+            message = self._next(max(0.0, min(1.0, deadline - monotonic())))
+            if message is None:
+                if monotonic() > deadline:
+                    raise SourceError(f"{self._server.place}: the server did not send its last transaction again")
+                if self._idle_end > last.end_lsn:
+                    raise self._gap(f"transaction {last.xid} at {m.format_lsn(last.commit_lsn)} is not there any more")
+                continue
+            if message[0] == m.BEGIN:
+                begin = m.Begin.parse(message)
+            elif message[0] == m.COMMIT:
+                commit = m.Commit.parse(message)
+            elif message[0] in (m.RELATION, m.TYPE):
+                self._note(message)
+        found = LastTransaction(
+            commit.commit_lsn, commit.end_lsn, begin.xid if begin is not None else 0, commit.committed_at
+        )
+        if found != last:
+            raise self._gap(
+                f"at {m.format_lsn(found.commit_lsn)} the server has transaction {found.xid}, and the pipeline read "
+                f"transaction {last.xid} at {m.format_lsn(last.commit_lsn)}"
+            )
+        self._place = place
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.finish()
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def context(self) -> bytes:
+        frames = [pack_frame(message) for message in (*self._types.values(), *self._relations.values())]
+        if self._begin is not None:
+            frames.append(pack_frame(self._begin))
+        return b"".join(frames)
+
+    def read(self, max_bytes: int, wait_seconds: float) -> Piece:
+        frames: list[bytes | memoryview] = []
+        cuts: list[Cut] = []
+        size = 0
+        deadline = monotonic() + wait_seconds
+        while size < max_bytes:
+            size += self._read_rows(frames, max_bytes - size)
+            message = None
+            if size < max_bytes:
+                message = self._next(0.0 if frames else max(0.0, deadline - monotonic()))
+            if message is None:
+                if frames or monotonic() >= deadline:
+                    break
+                continue
+            if not self._note(message):
+                continue
+            frames += (len(message).to_bytes(4, "little"), message)
+            size += 4 + len(message)
+            if message[0] == m.COMMIT:
+                cuts.append(self._cut(m.Commit.parse(message), size))
+        return Piece(b"".join(frames), cuts, self._rows)
+
+    def _read_rows(self, frames: list[bytes | memoryview], max_bytes: int) -> int:
+        """Read rows as long as they come one after the other; returns the bytes of their frames.
+
+        The message that ends them is kept for `_next`.
+        """
+        size, rows, wanted, relation = 0, 0, False, b""
+        get, kinds = self._open_connection().get_copy_data, m.ROWS
+        self._send_status_if_due()
+        try:
+            while self._kept is None and size < max_bytes:
+                count, data = get(1)
+                if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
+                    if count > 0:
+                        self._kept = bytes(data)
+                    elif count == -1:
+                        raise self._refused(self._open_connection(), "the server ended the stream")
+                    break
+                name = bytes(data[m.DATA_HEADER + 1 : m.DATA_HEADER + 5])
+                if name != relation:
+                    relation, wanted = name, self._is_captured(name)
+                if wanted:
+                    frames += ((count - m.DATA_HEADER).to_bytes(4, "little"), data[m.DATA_HEADER :])
+                    size += 4 + count - m.DATA_HEADER
+                    rows += 1
+        except psycopg.Error as error:
+            raise self._server.translate(error) from error
+        self._rows += rows
+        return size
+
+    def _is_captured(self, relation: bytes) -> bool:
+        """Return whether the table of a row is captured. Rows outside of a transaction are none of ours."""
+        number = int.from_bytes(relation, "big")
+        if number not in self._captured or self._begin is None:
+            raise DamagedError(f"{self._server.place}: a row of table {number} came before its description")
+        return self._captured[number]
+
+    def _note(self, message: bytes) -> bool:
+        """Keep what later frames depend on. Returns whether the message is one for the decoder."""
+        kind = message[0]
+        if kind in m.ROWS:
+            captured = self._is_captured(message[1:5])
+            self._rows += captured
+            return captured
+        if kind == m.RELATION:
+            relation = m.Relation.parse(message)
+            self._captured[relation.id] = self._tables.covers(relation.table)
+            if self._captured[relation.id]:
+                self._relations[relation.id] = message
+            return self._captured[relation.id]
+        if kind == m.TYPE:
+            self._types[int.from_bytes(message[1:5], "big")] = message
+            return True
+        if kind == m.BEGIN:
+            m.Begin.parse(message)
+            self._begin, self._rows = message, 0
+            return True
+        if kind == m.TRUNCATE:
+            wanted = [self._captured.get(number, False) for number in m.Truncate.parse(message).relations]
+            self._rows += sum(wanted)
+            return any(wanted)
+        if kind == m.COMMIT:
+            return True
+        if kind in (m.ORIGIN, m.MESSAGE):
+            return False
+        raise DamagedError(f"{self._server.place}: the stream has a message of an unknown kind, {chr(kind)!r}")
+
+    def _cut(self, commit: m.Commit, offset: int) -> Cut:
+        if self._begin is None:
+            raise DamagedError(f"{self._server.place}: a transaction ends that has not begun")
+        begin = m.Begin.parse(self._begin)
+        if begin.commit_lsn != commit.commit_lsn:
+            raise DamagedError(f"{self._server.place}: begin and end of a transaction name different places")
+        last = LastTransaction(commit.commit_lsn, commit.end_lsn, begin.xid, commit.committed_at)
+        self._place = replace(self._place, lsn=commit.end_lsn, last=last)
+        rows, self._rows, self._begin = self._rows, 0, None
+        return Cut(offset, self._place.to_json(), str(begin.xid), commit.committed_at, rows)
+
+    def idle_position(self) -> Json | None:
+        if self._begin is not None or self._idle_end <= self._place.lsn:
+            return None
+        self._place = replace(self._place, lsn=self._idle_end)
+        return self._place.to_json()
+
+    def _next(self, wait_seconds: float) -> bytes | None:
+        """Return the next message of pgoutput behind the position; None if none came in time."""
+        deadline = monotonic() + wait_seconds
+        while True:
+            self._send_status_if_due()
+            connection = self._open_connection()
+            try:
+                size, data = (len(self._kept), self._kept) if self._kept is not None else connection.get_copy_data(1)
+            except psycopg.Error as error:
+                raise self._server.translate(error) from error
+            self._kept = None
+            if size > 0:
+                message = self._take(bytes(data))
+                if message is not None:
+                    return message
+                continue
+            if size == -1:
+                raise self._refused(connection, "the server ended the stream")
+            left = deadline - monotonic()
+            if left <= 0:
+                return None
+            self._wait(min(left, STATUS_SECONDS))
+
+    def _take(self, data: bytes) -> bytes | None:
+        """Return the message of pgoutput in a message of the stream; None if it has none, or one that was read."""
+        if data[0] == m.XLOG_DATA:
+            message = data[m.DATA_HEADER :]
+            if message[:1] == b"B" and m.Begin.parse(message).commit_lsn < self._place.lsn:
+                self._skip()
+                return None
+            return message
+        if data[0] == m.KEEPALIVE:
+            sign = m.Keepalive.parse(data)
+            self._idle_end = max(self._idle_end, sign.end)
+            if sign.wants_answer:
+                self._send_status()
+            return None
+        raise DamagedError(f"{self._server.place}: the stream has a message of an unknown kind, {chr(data[0])!r}")
+
+    def _skip(self) -> None:
+        """Pass over a transaction that was read before, but for what later ones depend on."""
+        while True:
+            message = self._next(STATUS_SECONDS)
+            if message is None:
+                continue
+            if message[0] == m.COMMIT:
+                return
+            if message[0] in (m.RELATION, m.TYPE):
+                self._note(message)
+
+    def _wait(self, seconds: float) -> None:
+        connection = self._open_connection()
+        try:
+            if select.select([connection.socket], [], [], seconds)[0]:
+                connection.consume_input()
+        except (psycopg.Error, OSError) as error:
+            raise SourceError(f"{self._server.place}: the connection was lost: {error}") from error
+
+    # -- status ---------------------------------------------------------------------------------------
+
+    def acknowledge(self, position: Json) -> None:
+        self._flushed = max(self._flushed, LogPlace.from_json(position).lsn)
+        self._status_at = 0.0
+
+    def _send_status_if_due(self) -> None:
+        if monotonic() - self._status_at > STATUS_SECONDS:
+            self._send_status()
+
+    def _send_status(self) -> None:
+        connection = self._open_connection()
+        try:
+            connection.put_copy_data(m.pack_status(self._flushed, time.time_ns() // 1000))
+            connection.flush()
+        except psycopg.Error as error:
+            raise self._server.translate(error) from error
+        self._status_at = monotonic()
+
+    def end_position(self) -> Json:
+        return replace(self._place, lsn=self._server.end_lsn()).to_json()
+
+    def _open_connection(self) -> abc.PGconn:
+        connection = self._connection
+        if connection is None:
+            raise SourceError(f"{self._server.place}: the stream is closed")
+        return connection
+
+    def _refused(self, connection: abc.PGconn, default: str = "the server refused the connection") -> SourceError:
+        text = connection.error_message.decode(errors="replace").strip() if connection.status is not None else ""
+        return self._server.translate(psycopg.OperationalError(text or default))
+
+    def _gap(self, reason: str) -> SourceGapError:
+        return SourceGapError(f"{self._server.place}: {reason}", hint=gap_hint(self._slot))
