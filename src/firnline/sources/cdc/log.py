@@ -18,7 +18,7 @@ goes on. It consists of frames itself, from which no rows are made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -157,6 +157,8 @@ class Changes:
     order: npt.NDArray[np.int64]  # of every row: its number among all change rows of the frames, of any table
     transaction: npt.NDArray[np.int32]  # of every row: index into `Decoded.transactions`
     before: pa.RecordBatch | None = None  # the row before the change, as far as the log has it; only if asked for
+    odd: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # by column and row: text of values that do not
+    # fit the type (null in `rows`), such as a date before year 1
 
 
 @dataclass(frozen=True, slots=True)

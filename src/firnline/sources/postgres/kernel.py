@@ -1,0 +1,214 @@
+"""The compiled walk over frames of `pgoutput`: where rows, tables and values begin, never beyond the end of the bytes.
+
+Every function returns a status below zero, or the number of what it found. Nothing is trusted: all lengths are checked
+against the end of their frame.
+"""
+
+# numba checks the types of compiled code.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from firnline.jit import compiled, entry
+
+CUT_OFF, BAD_KIND, BAD_COLUMNS, BAD_LENGTH, TOO_MANY = -1, -2, -3, -4, -5
+
+# Columns of the table of rows.
+KIND, RELATION, FRAME, END, NEW, OLD, OLD_KIND, TRANSACTION = range(8)
+ROW_COLUMNS = 8
+
+NULL, UNCHANGED = -1, -2  # lengths of values that are not there
+
+_B, _C, _R, _Y, _I, _U, _D, _T = 66, 67, 82, 89, 73, 85, 68, 84
+_K, _N, _O = 75, 78, 79
+_NULL, _UNCHANGED, _TEXT = 110, 117, 116  # n, u, t
+
+
+@compiled
+def big32(data, at):
+    """Return four bytes as a number, the highest first."""
+    return (int(data[at]) << 24) | (int(data[at + 1]) << 16) | (int(data[at + 2]) << 8) | int(data[at + 3])
+
+
+@compiled
+def pass_tuple(data, at, end):
+    """Return where the tuple that begins here ends."""
+    if at + 2 > end:
+        return CUT_OFF
+    count = (int(data[at]) << 8) | int(data[at + 1])
+    at += 2
+    for _ in range(count):
+        if at >= end:
+            return CUT_OFF
+        kind = data[at]
+        at += 1
+        if kind == _TEXT:
+            if at + 4 > end:
+                return CUT_OFF
+            size = big32(data, at)
+            at += 4
+            if size > end - at:
+                return CUT_OFF
+            at += size
+        elif kind != _NULL and kind != _UNCHANGED:
+            return BAD_KIND
+    return at
+
+
+@entry
+def find_rows(data, rows, others):
+    """List the rows of frames, and the frames that are no rows.
+
+    `rows` gets a line per row (see the columns above; OLD is 0 without an old row), `others` the start, the end and the
+    number of rows before each other frame. Returns (status, rows, others, byte): the status is 0, or says what is
+    wrong at that byte.
+    """
+    at, end = 0, len(data)
+    row, other, transaction = 0, 0, -1
+    while at < end:
+        if at + 5 > end:
+            return CUT_OFF, row, other, at
+        size = int(data[at]) | (int(data[at + 1]) << 8) | (int(data[at + 2]) << 16) | (int(data[at + 3]) << 24)
+        start = at + 4
+        if size < 1 or size > end - start:
+            return CUT_OFF, row, other, at
+        stop = start + size
+        kind = data[start]
+        if kind in (_I, _U, _D):
+            if row >= len(rows):
+                return TOO_MANY, row, other, at
+            if size < 6:
+                return CUT_OFF, row, other, at
+            place = start + 5
+            mark = data[place]
+            rows[row, KIND] = kind
+            rows[row, RELATION] = big32(data, start + 1)
+            rows[row, FRAME] = start
+            rows[row, END] = stop
+            rows[row, NEW] = 0
+            rows[row, OLD] = 0
+            rows[row, OLD_KIND] = 0
+            rows[row, TRANSACTION] = transaction
+            if kind != _I and mark in (_K, _O):
+                rows[row, OLD] = place + 1
+                rows[row, OLD_KIND] = mark
+                place = pass_tuple(data, place + 1, stop)
+                if place < 0:
+                    return place, row, other, at
+                if place < stop:
+                    mark = data[place]
+            if kind != _D:
+                if place >= stop or mark != _N:
+                    return BAD_KIND, row, other, at
+                rows[row, NEW] = place + 1
+                place = pass_tuple(data, place + 1, stop)
+                if place < 0:
+                    return place, row, other, at
+            elif rows[row, OLD] == 0:
+                return BAD_KIND, row, other, at
+            if place != stop:
+                return BAD_LENGTH, row, other, at
+            row += 1
+        elif kind in (_B, _C, _R, _Y, _T):
+            if other >= len(others):
+                return TOO_MANY, row, other, at
+            others[other, 0] = start
+            others[other, 1] = stop
+            others[other, 2] = row
+            other += 1
+            if kind == _B:
+                transaction += 1
+        else:
+            return BAD_KIND, row, other, at
+        at = stop
+    return 0, row, other, at
+
+
+@entry
+def find_values(data, starts, columns, offsets, lengths):
+    """Find the values of tuples that begin at `starts` (0: there is none, all its values are UNCHANGED).
+
+    `offsets` and `lengths` have a line per column. Returns 0, or BAD_COLUMNS if a tuple has another number of columns.
+    The tuples were checked by `find_rows`.
+    """
+    for row in range(len(starts)):
+        at = starts[row]
+        if at == 0:
+            for column in range(columns):
+                offsets[column, row] = 0
+                lengths[column, row] = UNCHANGED
+            continue
+        if ((int(data[at]) << 8) | int(data[at + 1])) != columns:
+            return BAD_COLUMNS
+        at += 2
+        for column in range(columns):
+            kind = data[at]
+            at += 1
+            if kind == _TEXT:
+                size = big32(data, at)
+                offsets[column, row] = at + 4
+                lengths[column, row] = size
+                at += 4 + size
+            else:
+                offsets[column, row] = 0
+                lengths[column, row] = NULL if kind == _NULL else UNCHANGED
+    return 0
+
+
+@entry
+def measure(lengths, ends):
+    """Fill Arrow's offsets of the values with these lengths; returns how many are not there."""
+    total, absent = 0, 0
+    ends[0] = 0
+    for row in range(len(lengths)):
+        if lengths[row] > 0:
+            total += lengths[row]
+        elif lengths[row] < 0:
+            absent += 1
+        ends[row + 1] = total
+    return absent
+
+
+@entry
+def gather(data, offsets, lengths, ends, text, valid):
+    """Copy values one behind the other; `valid` gets a bit per row."""
+    for row in range(len(lengths)):
+        size = lengths[row]
+        if size >= 0:
+            valid[row >> 3] |= 1 << (row & 7)
+            at, to = offsets[row], ends[row]
+            for i in range(size):
+                text[to + i] = data[at + i]
+    return 0
+
+
+@compiled
+def hex_value(byte):
+    """Return the value of a hexadecimal digit; -1 if it is none."""
+    if 48 <= byte <= 57:
+        return byte - 48
+    if 97 <= byte <= 102:
+        return byte - 87
+    return -1
+
+
+@entry
+def decode_hex(text, ends, out, out_ends):
+    """Decode values of the form `\\x0aff`; returns -1 if one has another form."""
+    to = 0
+    out_ends[0] = 0
+    for row in range(len(ends) - 1):
+        at, end = ends[row], ends[row + 1]
+        if end > at:
+            if end - at < 2 or text[at] != 92 or text[at + 1] != 120 or (end - at) & 1:
+                return -1
+            at += 2
+            while at < end:
+                high, low = hex_value(int(text[at])), hex_value(int(text[at + 1]))
+                if high < 0 or low < 0:
+                    return -1
+                out[to] = high * 16 + low
+                to += 1
+                at += 2
+        out_ends[row + 1] = to
+    return 0
