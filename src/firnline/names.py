@@ -85,6 +85,22 @@ def fill_epoch(key: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def spool_folder(pipeline: str, source: str) -> str:
+    """The folder of what a database sent to a source."""
+    return f"{HOME}/{pipeline}/spool/{source}"
+
+
+def spool_name(number: int, begin: str, end: str, checksum: str) -> str:
+    """The file name of a spool file: its place in the chain, digests of the marks where it begins and ends."""
+    return f"{number:016d}-{begin}-{end}-{checksum}.spool"
+
+
+def spool_parts(name: str) -> tuple[int, str, str, str] | None:
+    """Number, digests of both marks, and checksum of a spool file; None for any other file."""
+    found = re.fullmatch(r"([0-9]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})\.spool", name)
+    return (int(found.group(1)), found.group(2), found.group(3), found.group(4)) if found else None
+
+
 def dead_letters_folder(pipeline: str, sink: str = "") -> str:
     """The folder of rows that a sink could not hold; of all sinks, if none is given."""
     folder = f"{HOME}/{pipeline}/dead-letters"

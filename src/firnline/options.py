@@ -50,8 +50,8 @@ class SourceOptions:
     schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
     lineage: bool = field(default=False, kw_only=True)
 
-    def for_pipeline(self, name: str) -> SourceOptions:
-        """The options in the pipeline of this name, where a default depends on it."""
+    def for_pipeline(self, name: str, home: Home) -> SourceOptions:
+        """The options in the pipeline of this name and home, where a default depends on them."""
         return self
 
     def schema_of(self, port: str) -> SchemaOptions:

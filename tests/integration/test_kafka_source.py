@@ -20,6 +20,7 @@ from firnline.kafka_client import security_settings
 from firnline.options import (
     BatchOptions,
     FieldOptions,
+    Home,
     OperatorOptions,
     PipelineOptions,
     SchemaOptions,
@@ -351,8 +352,8 @@ def test_acknowledged_offsets_are_those_of_the_group(kafka: KafkaServer) -> None
     assert consumer.committed([TopicPartition(topic, 0)], timeout=60)[0].offset == 4
     consumer.close()
     SourceDriver(replace(source, group="")).source.acknowledge(position)
-    assert source.for_pipeline("p").group == group
-    assert replace(source, group=None).for_pipeline("p").group == "firnline-p"
+    assert source.for_pipeline("p", Home("home")).group == group
+    assert replace(source, group=None).for_pipeline("p", Home("home")).group == "firnline-p"
 
 
 def test_brokers_that_do_not_answer_are_named_without_secrets(

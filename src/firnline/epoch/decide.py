@@ -9,7 +9,8 @@ The order that `step` keeps, per epoch:
     plan -> claim (once a run) -> run -> stage -> commit deciding sink -> commit others -> record -> acknowledge
 
 1. Plan before claim: a run that finds nothing to do writes nothing to a sink, not even a claim. What was planned
-   counts only if the claim stands on the very entry that it was planned on; else it is planned again.
+   counts only if the claim stands on the very entry that it was planned on; else it is planned again. With
+   `claims_first` it is the other way round: the run claims, then plans.
 2. Epoch n+1 is planned when n's job has ended and runs while n commits; commits are in order.
 3. After any error of a commit the sink is asked for a receipt before anything else. In the deciding
    sink only a receipt with our attempt id is ours; in the others one that names the decided entry.
@@ -103,6 +104,7 @@ class Settings:
     max_inflight: int = 2
     restart_attempts: int = 5
     once: bool = False
+    claims_first: bool = False  # only the run that owns the pipeline may open a source
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +473,8 @@ def _safe(state: EpochState) -> int:
 
 def _has_work(state: EpochState) -> bool:
     lags = any(s.epoch < state.committed for s in state.sinks if not s.away)
-    return bool(state.slots) or lags or state.recorded < state.settled or state.acknowledged < _safe(state)
+    owes = state.recorded < state.settled or state.acknowledged < _safe(state)
+    return bool(state.slots) or lags or owes or (state.settings.claims_first and not state.exhausted)
 
 
 def _run(turn: _Turn) -> None:

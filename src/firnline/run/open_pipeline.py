@@ -208,14 +208,14 @@ def _open_sinks(
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:
     """Open the sources; `moved` applies to the source at the new location."""
-    found = [open_source(one.for_pipeline(options.name), once=once) for one in options.sources]
+    found = [open_source(one.for_pipeline(options.name, options.home), once=once) for one in options.sources]
     if moved is not None:
         to = normalise(moved[1])
         locations = [source.location for source in found]
         if to not in locations:
             raise ConfigError(f"--source-moved says {moved[1]}, the spec says {', '.join(locations)}")
         at = locations.index(to)
-        found[at] = open_source(options.sources[at].for_pipeline(options.name), once=once, moved=moved)
+        found[at] = open_source(options.sources[at].for_pipeline(options.name, options.home), once=once, moved=moved)
     guarded = [GuardedSource(source, one.type) for source, one in zip(found, options.sources, strict=True)]
     sources = Sources(guarded, once=once)
     _check_ports(options, sources)

@@ -172,6 +172,7 @@ class Runner:
             max_inflight=batch.max_inflight,
             restart_attempts=options.restart.attempts,
             once=self._once,
+            claims_first=self._pipeline.sources.claim_first,
         )
         followers = {s.name for s in self._pipeline.sinks if s.capabilities.fed_from_outbox}
         return initial(settings, [(s.name, s.required) for s in self._pipeline.sinks], followers)
@@ -266,6 +267,7 @@ class Runner:
         finally:
             self._backpressure.stop()
             self._lanes.close(wait=exit_code == 0)
+            self._pipeline.sources.close()
             if exit_code == 0:  # otherwise a lane may still use it
                 self._upkeep.late_files.close()
             if self._states is not None:
@@ -681,6 +683,7 @@ class Runner:
         """
         self._before_claim()
         event = self._opening.claim(again=again)
+        self._pipeline.sources.claimed(self._make_holder_check())
         resumed = self._resumed or self._progress.head
         self._log.open(
             generation=self._progress.head.generation,
@@ -721,6 +724,17 @@ class Runner:
             self.fence(error)
         except SinkError as error:
             logger.debug("holder not looked at", extra={"reason": error.message})
+
+    def _make_holder_check(self) -> Callable[[], None]:
+        """Return a check whether this run still owns the pipeline, for another thread."""
+        generation = self._progress.head.generation
+        reader = self._pipeline.open_readers()[0] if self._pipeline.sources.claim_first else None
+
+        def check() -> None:
+            if reader is not None:
+                reader.check_holder(generation)
+
+        return check
 
     def _maintain(self, sink: Sink) -> None:
         try:

@@ -131,6 +131,7 @@ class Steps:
         self._restaged: Restaged = {}
         self._on_lost = on_lost
         self._files_per_task = 1  # files that the last epoch staged for one table
+        self._recorded: dict[str, Json] = {}  # positions of the newest epoch that this run recorded
         self._unfinished: set[tuple[str, str]] = set()  # source and path of inputs that this run began or tried
 
     # -- 1 plan ---------------------------------------------------------------------------------------
@@ -486,6 +487,9 @@ class Steps:
         fault_point("epoch.record.before")
         head = self._progress.head
         self._pipeline.recorder.record(epoch, head, self._progress.recent)
+        if head.checkpoint is not None and epoch == head.epoch:
+            self._pipeline.sources.decided(self._recorded)
+            self._recorded = dict(head.checkpoint.positions)
         log.note(epoch=epoch, generation=head.generation, **facts())
         fault_point("epoch.record.after")
         return m.Recorded(epoch)

@@ -290,6 +290,7 @@ class Source(ABC):
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
     on_growth: Literal["report", "read_rest", "fail"] = "report"  # how input is treated that grew after it was read
     inputs_are: str = "file"  # what people call one input
+    claims_first: bool = False  # only the run that owns the pipeline may open the source: no plan before `claimed`
 
     # -- to be written --
 
@@ -430,6 +431,25 @@ class Source(ABC):
         Raises:
             SourceError: it cannot.
         """
+
+    # -- the run that owns the pipeline --
+
+    def claimed(self, check_holder: Callable[[], None]) -> None:  # noqa: B027
+        """Take note that this run owns the pipeline. Called after every claim, before the next plan.
+
+        `check_holder` raises FencedError once another run owns it. A source that keeps something open outside of the
+        process (a replication stream) calls it before it opens it again, from any one thread.
+        """
+
+    def decided(self, position: Json) -> None:  # noqa: B027
+        """Take note that the epoch after `position` is decided and recorded: `position` is that of the one before.
+
+        Called in the order of epochs, after each. A source whose own files hold what a rollback needs may release its
+        server up to here. Returns at once.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """End what the source keeps open. Called once, when the run ends."""
 
     # -- after the commit --
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from firnline.ndjson import Block, Decoded, DecodeOptions, Decoder, KindCounter
+from firnline.schema import RESCUED_COLUMN
 from firnline.sources.columns import Columns
 
 
@@ -64,6 +66,19 @@ class RecordDecoder(ABC, Generic[P]):
     def kinds(self) -> dict[str, dict[str, int]]:
         """Return the counted kinds of values by path; see `ndjson.infer`."""
         return {}
+
+
+def with_rescued(decoder: RecordDecoder[Any], batch: pa.RecordBatch, rescued: pa.Array) -> pa.RecordBatch:
+    """Add the rescued values that rows came with to those that `decoder` found not to fit."""
+    index = batch.schema.get_field_index(RESCUED_COLUMN)
+    if index < 0:
+        field = pa.field(RESCUED_COLUMN, pa.string())
+        decoder.reset(decoder.schema.append(field))
+        return batch.append_column(field, rescued)
+    own = batch.column(index)
+    both = pc.binary_join_element_wise(pc.utf8_slice_codeunits(rescued, 0, -1), pc.utf8_slice_codeunits(own, 1), ",")
+    merged = pc.if_else(pc.is_null(own), rescued, pc.if_else(pc.is_null(rescued), own, both))
+    return batch.set_column(index, batch.schema.field(index), merged)
 
 
 class LineDecoder(RecordDecoder[Block]):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.errors import DamagedError, SourceError
+from firnline.errors import DamagedError, FirnlineError, SourceError
 from firnline.process import TimedCalls
 from firnline.sources import registry
 from firnline.sources.base import Backlog, Limits, PositionView, Reconciled, Source, SourcePlan, Split, TooYoung
@@ -119,6 +119,32 @@ class Sources:
             return source.describe(position) if source is not None else registry.describe(position)
         except (DamagedError, SourceError):
             return registry.describe(position)
+
+    # -- the run that owns the pipeline ---------------------------------------------------------------
+
+    @property
+    def claim_first(self) -> bool:
+        """Whether a source may be opened only by the run that owns the pipeline."""
+        return any(source.claims_first for source in self)
+
+    def claimed(self, check_holder: Callable[[], None]) -> None:
+        """Tell every source that this run owns the pipeline."""
+        for source in self:
+            source.claimed(check_holder)
+
+    def decided(self, positions: Mapping[str, Json]) -> None:
+        """Tell every source the position before the newest epoch that is decided and recorded."""
+        for source in self:
+            if source.name in positions:
+                source.decided(positions[source.name])
+
+    def close(self) -> None:
+        """End what the sources keep open."""
+        for source in self:
+            try:
+                source.close()
+            except FirnlineError as error:
+                logger.warning("source not closed", extra={"source": source.name, "reason": error.message})
 
     @property
     def want_acknowledgement(self) -> bool:

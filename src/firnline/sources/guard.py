@@ -43,6 +43,7 @@ class GuardedSource(Source):
         self.reconcile_interval_secs = inner.reconcile_interval_secs
         self.late_files, self.on_growth = inner.late_files, inner.on_growth
         self.inputs_are = inner.inputs_are
+        self.claims_first = inner.claims_first
         self._kind = kind
 
     def guard(self, method: str, call: Callable[[], T]) -> T:
@@ -68,6 +69,9 @@ class GuardedSource(Source):
     set_position = forward(Source.set_position)
     skip = forward(Source.skip)
     check = forward(Source.check)
+    claimed = forward(Source.claimed)
+    decided = forward(Source.decided)
+    close = forward(Source.close)
     acknowledge = forward(Source.acknowledge)
     find_unavailable = forward(Source.find_unavailable)
     find_late = forward(Source.find_late)

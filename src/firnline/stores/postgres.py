@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError
 from firnline.faults import fault_point
+from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
 from firnline.stores.base import (
     COMPRESS_ABOVE_BYTES,
     PAGE,
@@ -26,13 +27,6 @@ from firnline.stores.base import (
 )
 
 FORMAT = 1
-# Timeouts for a dead network, a lock and a stalled process; the dsn may override them.
-_DEFAULTS = {
-    "connect_timeout": "10",
-    "tcp_user_timeout": "30000",
-    "keepalives_idle": "15",
-    "application_name": "firnline",
-}
 _SETTINGS = (
     "SET lock_timeout = '30s'",
     "SET statement_timeout = '120s'",
@@ -81,7 +75,7 @@ class PostgresStore(CheckpointStore):
             # The library's message quotes the dsn.
             raise ConfigError(
                 "the dsn of the checkpoint store cannot be read",
-                hint="Write postgresql://user:password@host:5432/database, special signs in the password as %XX.",
+                hint=DSN_HINT,
             ) from None
         self._lock = threading.RLock()
         self._connection: Any = None
@@ -239,7 +233,7 @@ class PostgresStore(CheckpointStore):
     def _connect(self) -> Any:
         if self._connection is None:
             try:
-                db = self._psycopg.connect(**{**_DEFAULTS, **self._given})
+                db = self._psycopg.connect(**{**NETWORK_DEFAULTS, "application_name": "firnline", **self._given})
             except self._psycopg.Error as error:
                 raise self._translated(error) from error
             self._connection = db

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from firnline.postgres_client import place_of
 from firnline.sinks.postgres.config import PostgresSinkConfig
-from firnline.sinks.postgres.options import PostgresSinkOptions, place_of
+from firnline.sinks.postgres.options import PostgresSinkOptions
 
 DSN = "postgresql://me:s3cret@db.example:6432/shop"
 

@@ -17,17 +17,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from firnline.errors import CommitUnknownError, ConfigError, SinkError
+from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
 
 PATIENCE = "2s"  # for a lock at first: then `CheckpointRow.lock` ends a backend that keeps it
 GRACE_SECONDS = 15.0  # beyond the server's own timeout, before a silent server counts as lost
-# Timeouts of a dead network; the dsn may override them.
-_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": "10",
-    "tcp_user_timeout": "30000",
-    "keepalives_idle": "15",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-}
 # Classes and codes of errors that one row causes: the rest of the rows can be written without it.
 _ROW_CLASSES = ("22", "23", "44", "54")
 _ROW_CODES = ("P0001",)  # raised by a trigger
@@ -66,7 +59,7 @@ class Database:
         except psycopg.Error:  # its message quotes the dsn
             raise ConfigError(
                 "the dsn of the sink cannot be read",
-                hint="Write postgresql://user:password@host:5432/database, special signs in the password as %XX.",
+                hint=DSN_HINT,
             ) from None
         self.place = place
         self._timeouts = timeouts
@@ -143,7 +136,9 @@ class Database:
         if self._connection is None:
             try:
                 session = _Session.connect(
-                    **{**_DEFAULTS, **self._given, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None
+                    **{**NETWORK_DEFAULTS, **self._given, "client_encoding": "UTF8"},
+                    autocommit=True,
+                    prepare_threshold=None,
                 )
             except psycopg.Error as error:
                 raise self.translate(error) from error

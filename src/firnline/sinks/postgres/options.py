@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from firnline.options import FollowerOptions, StrictColumn, change_columns
+from firnline.postgres_client import place_of
 
 DEFAULT_SCHEMA = "public"
 STATEMENT_TIMEOUT = timedelta(minutes=5)
@@ -54,21 +53,3 @@ class PostgresSinkOptions(FollowerOptions):
             "delete_when": {name: list(values) for name, values in self.delete_when.items()},
             "event_id": self.event_id,
         }
-
-
-def place_of(dsn: str) -> str:
-    """Return `postgresql://host:port/database` of a dsn, without credentials."""
-    if "://" in dsn:
-        parts = urlsplit(dsn)
-        given = dict(parse_qsl(parts.query))
-        hosts = parts.netloc.rpartition("@")[2]
-        host, _, port = hosts.rpartition(":") if ":" in hosts.rpartition("]")[2] else (hosts, "", "")
-        values = {"host": unquote(host), "port": port, "dbname": unquote(parts.path.strip("/")), **given}
-    else:
-        try:
-            pairs = shlex.split(dsn.replace(" = ", "="))
-        except ValueError:
-            pairs = []
-        values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    host, port = values.get("host") or values.get("hostaddr") or "localhost", values.get("port") or "5432"
-    return f"postgresql://{host}:{port}/{values.get('dbname') or ''}".rstrip("/")

@@ -12,6 +12,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from firnline.errors import RollbackRefusedError, SchemaError, SinkError
 from firnline.faults import fault_point
+from firnline.postgres_client import place_of
 from firnline.sinks.base import (
     Capabilities,
     Decided,
@@ -29,7 +30,7 @@ from firnline.sinks.encoding import encode_rows
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
 from firnline.sinks.postgres.checkpoints import CheckpointRow
 from firnline.sinks.postgres.database import Database, Timeouts
-from firnline.sinks.postgres.options import PostgresSinkOptions, place_of
+from firnline.sinks.postgres.options import PostgresSinkOptions
 from firnline.sinks.postgres.table import EPOCH, OWN, OWNER, Table, find_table, prepare_table
 from firnline.sinks.postgres.write import RowsRefusedError, RowWriter, Shape, read_chunks
 from firnline.types import Delivery, EntryRef, Json

@@ -68,6 +68,16 @@ class LogStream(ABC):
     """The replication stream of one server. Used by one thread, except `acknowledge` and `end_position`."""
 
     @abstractmethod
+    def begin(self) -> Json:
+        """Prepare the server for a reader that has no position (publication, slot), and return where it begins.
+
+        Repeatable: what was prepared before, by a run that was killed, is used.
+
+        Raises:
+            SourceError, ConfigError: as `open`.
+        """
+
+    @abstractmethod
     def open(self, position: Json) -> None:
         """Connect, prove that the server's log continues at `position`, and begin behind it.
 
@@ -81,19 +91,33 @@ class LogStream(ABC):
         """
 
     @abstractmethod
-    def context(self) -> bytes:
-        """Return, as frames, what a decoder must know to decode the next frame that `read` returns."""
+    def context(self, *, at_cut: bool) -> bytes:
+        """Return, as frames, what a decoder must know to decode the next frame that `read` returns; `at_cut`: to decode
+        the frames behind the last cut."""
 
     @abstractmethod
     def read(self, max_bytes: int, wait_seconds: float) -> Piece:
         """Return the next frames: at once if there are any, else after `wait_seconds` at most, then perhaps none.
 
         `max_bytes` bounds a piece to whole frames; a single larger frame comes alone. Answers the server's keepalives.
+        A piece ends before a message that changes the context behind a cut of the same piece.
 
         Raises:
             SourceError: the connection is lost; the caller opens the stream again.
             SourceGapError, DamagedError: a message that cannot be, or one that must not be passed over, by name.
         """
+
+    @abstractmethod
+    def keep_alive(self) -> None:
+        """Keep the connection without reading, for a while in which there is no room for more.
+
+        Raises:
+            SourceError: the connection is lost.
+        """
+
+    @abstractmethod
+    def has_reached(self, end: Json) -> bool:
+        """Return whether everything before `end`, of `end_position`, has been read or carries nothing for us."""
 
     @abstractmethod
     def idle_position(self) -> Json | None:

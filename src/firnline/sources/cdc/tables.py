@@ -21,10 +21,22 @@ class TablePatterns:
         """Return whether a table (`schema.table`) is captured."""
         return _matches(table, self._included) and not _matches(table, self._excluded)
 
+    def may_cover(self, port: str) -> bool:
+        """Return whether a port, a table with or without its schema, may be captured."""
+        if "." in port:
+            return self.covers(port)
+        return any(fnmatch.fnmatchcase(port, pattern.partition(".")[2]) for pattern in self._included)
+
     @property
     def names(self) -> list[str]:
         """The tables that are named one by one."""
         return [pattern for pattern in self._included if not any(sign in pattern for sign in "*?[")]
+
+
+def port_of(table: str, default_schema: str) -> str:
+    """Return the port of a table (`schema.table`): its name, with its schema if that is not the default one."""
+    schema, _, name = table.partition(".")
+    return name if schema == default_schema else table
 
 
 def _prefixed(pattern: str, schema: str) -> str:

@@ -19,6 +19,7 @@ from firnline.schema import RESCUED_COLUMN, is_column_name_ok
 from firnline.sinks.delta.contents import find_key
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, Columns
+from firnline.sources.decoding import with_rescued
 from firnline.sources.delta.versions import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, NEW_ROWS, OLD_ROWS
 from firnline.sources.files.formats.base import Place, StoredFile
 from firnline.sources.files.formats.parquet import ParquetDecoder, ParquetFormat, ParquetPiece
@@ -198,22 +199,8 @@ class DeltaReader(SplitReader):
                 index = len(self._own) - 1
             batch = batch.append_column(self._own.field(index), _cast(values.take(places), self._own.field(index).type))
         if kept.rescued is not None:
-            batch = self._with_rescued(batch, kept.rescued.cast(pa.string()).take(places))
+            batch = with_rescued(self._decoder, batch, kept.rescued.cast(pa.string()).take(places))
         return replace(decoded, batch=batch)
-
-    def _with_rescued(self, batch: pa.RecordBatch, rescued: pa.Array) -> pa.RecordBatch:
-        """Add the rescued values that rows came with to those that do not fit here."""
-        index = batch.schema.get_field_index(RESCUED_COLUMN)
-        if index < 0:
-            field = pa.field(RESCUED_COLUMN, pa.string())
-            self._decoder.reset(self._decoder.schema.append(field))
-            return batch.append_column(field, rescued)
-        own = batch.column(index)
-        both = pc.binary_join_element_wise(
-            pc.utf8_slice_codeunits(rescued, 0, -1), pc.utf8_slice_codeunits(own, 1), ","
-        )
-        merged = pc.if_else(pc.is_null(own), rescued, pc.if_else(pc.is_null(rescued), own, both))
-        return batch.set_column(index, batch.schema.field(index), merged)
 
     def _gone(self, item: dict[str, Json], reason: str) -> SourceGapError:
         version = item.get("added", item["version"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from firnline.options import SourceOptions
+from firnline.options import Home, SourceOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +39,5 @@ class KafkaSourceOptions(SourceOptions):
         """Return whether the source reads a topic of this name."""
         return bool(re.fullmatch(self.pattern, topic)) if self.pattern else topic in self.topics
 
-    def for_pipeline(self, name: str) -> KafkaSourceOptions:
+    def for_pipeline(self, name: str, home: Home) -> KafkaSourceOptions:
         return replace(self, group=f"firnline-{name}") if self.group is None else self

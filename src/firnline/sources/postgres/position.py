@@ -66,3 +66,11 @@ class LogPlace:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position in the log of PostgreSQL cannot be read: {error}") from error
+
+
+def describe_place(place: Json) -> dict[str, Json]:
+    """Return a place for people."""
+    if place is None:
+        return {}
+    found = LogPlace.from_json(place)
+    return {"lsn": format_lsn(found.lsn), **({"xid": found.last.xid} if found.last is not None else {})}

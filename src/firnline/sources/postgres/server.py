@@ -13,6 +13,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from firnline.errors import ConfigError, SourceError, SourceGapError
 from firnline.faults import fault_point
+from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres.messages import parse_lsn
 
@@ -24,13 +25,6 @@ PLAIN_TEXT = (
     "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex -c timezone=UTC "
     "-c client_encoding=UTF8 -c lc_monetary=C"
 )
-_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": "10",
-    "tcp_user_timeout": "30000",
-    "keepalives_idle": "15",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-}  # of a dead network; the dsn may override them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +62,14 @@ class PostgresServer:
         except psycopg.Error:  # its message quotes the dsn
             raise ConfigError(
                 "the dsn of the source cannot be read",
-                hint="Write postgresql://user:password@host:5432/database, special signs in the password as %XX.",
+                hint=DSN_HINT,
             ) from None
         self.place = place
 
     def conninfo(self, name: str, **more: str) -> str:
         """Return the connection string of a session whose values are plain text."""
         options = " ".join(part for part in (self._given.get("options"), PLAIN_TEXT) if part)
-        values = {**_DEFAULTS, **self._given, "options": options, "application_name": name, **more}
+        values = {**NETWORK_DEFAULTS, **self._given, "options": options, "application_name": name, **more}
         return psycopg.conninfo.make_conninfo("", **values)
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from psycopg import pq
 from psycopg.pq import abc
 
 from firnline.clock import monotonic
-from firnline.errors import DamagedError, SourceError, SourceGapError
+from firnline.errors import ConfigError, DamagedError, SourceError, SourceGapError
 from firnline.sources.cdc.log import Cut, LogStream, Piece, pack_frame
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
@@ -22,7 +22,9 @@ from firnline.types import Json
 
 STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent reader after 60 s
 CONNECT_SECONDS = 15.0
+ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
 PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
+_KEPT = bytes([m.XLOG_DATA]) + bytes(m.DATA_HEADER - 1)  # before a message that is read again
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 
@@ -36,6 +38,7 @@ class PostgresStream(LogStream):
         publication: str,
         tables: TablePatterns,
         *,
+        creates: bool = True,
         name: str = "firnline",
         may_end_others: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -43,6 +46,7 @@ class PostgresStream(LogStream):
         self._slot = slot
         self._publication = publication
         self._tables = tables
+        self._creates = creates  # a missing publication is created, and tables are added to it
         self._name = name
         self._may_end_others = may_end_others
         self._connection: abc.PGconn | None = None
@@ -58,9 +62,22 @@ class PostgresStream(LogStream):
         self._begin: bytes | None = None  # of the transaction that goes on
         self._rows = 0  # of that transaction
         self._idle_end = 0
+        self._asked_at = 0.0
         self._kept: bytes | None = None  # a message of the stream that was received and not read
 
     # -- connecting -----------------------------------------------------------------------------------
+
+    def begin(self) -> Json:
+        self._server.check_settings()
+        if self._creates:
+            self._server.ensure_publication(self._publication, self._server.find_tables(self._tables))
+        elif self._server.published(self._publication) is None:
+            raise ConfigError(
+                f"{self._server.place}: there is no publication {self._publication}",
+                hint=f"CREATE PUBLICATION {self._publication} FOR TABLE ...; or leave `publication` out.",
+            )
+        slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot)
+        return LogPlace(slot.confirmed).to_json()
 
     def open(self, position: Json) -> None:
         self.close()
@@ -212,9 +229,9 @@ class PostgresStream(LogStream):
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def context(self) -> bytes:
+    def context(self, *, at_cut: bool) -> bytes:
         frames = [pack_frame(message) for message in (*self._types.values(), *self._relations.values())]
-        if self._begin is not None:
+        if self._begin is not None and not at_cut:
             frames.append(pack_frame(self._begin))
         return b"".join(frames)
 
@@ -232,6 +249,9 @@ class PostgresStream(LogStream):
                 if frames or monotonic() >= deadline:
                     break
                 continue
+            if cuts and message[0] in (m.RELATION, m.TYPE):
+                self._kept = _KEPT + message  # what lies behind the cut is decoded without it
+                break
             if not self._note(message):
                 continue
             frames += (len(message).to_bytes(4, "little"), message)
@@ -317,6 +337,18 @@ class PostgresStream(LogStream):
         rows, self._rows, self._begin = self._rows, 0, None
         return Cut(offset, self._place.to_json(), str(begin.xid), commit.committed_at, rows)
 
+    def keep_alive(self) -> None:
+        self._send_status_if_due()
+
+    def has_reached(self, end: Json) -> bool:
+        wanted = LogPlace.from_json(end).lsn
+        if self._begin is None and max(self._place.lsn, self._idle_end) >= wanted:
+            return True
+        if self._begin is None and self._asked_at < monotonic() - ASK_SECONDS:
+            self._send_status(wants_answer=True)
+            self._asked_at = monotonic()
+        return False
+
     def idle_position(self) -> Json | None:
         if self._begin is not None or self._idle_end <= self._place.lsn:
             return None
@@ -391,10 +423,10 @@ class PostgresStream(LogStream):
         if monotonic() - self._status_at > STATUS_SECONDS:
             self._send_status()
 
-    def _send_status(self) -> None:
+    def _send_status(self, *, wants_answer: bool = False) -> None:
         connection = self._open_connection()
         try:
-            connection.put_copy_data(m.pack_status(self._flushed, time.time_ns() // 1000))
+            connection.put_copy_data(m.pack_status(self._flushed, time.time_ns() // 1000, wants_answer=wants_answer))
             connection.flush()
         except psycopg.Error as error:
             raise self._server.translate(error) from error

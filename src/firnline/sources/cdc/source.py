@@ -1,0 +1,284 @@
+"""The source that captures changes, in the driver: plans over spool files, which a thread of its own writes."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from firnline.errors import FencedError, FirnlineError, SourceError, SourceMovedError
+from firnline.names import spool_parts
+from firnline.options import Home
+from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Source, SourcePlan, Split
+from firnline.sources.cdc.log import LogStream
+from firnline.sources.cdc.position import LogPosition
+from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_names, read_facts
+from firnline.sources.cdc.spooling import Spooler, SpoolSettings
+from firnline.sources.cdc.tables import TablePatterns
+from firnline.storage import Storage, open_storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+NO_LIMIT = 1 << 62
+FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
+
+
+class LogSource(Source):
+    """The tables of a database. Each table is a port; the main port has the changes of all of them."""
+
+    claims_first = True
+    kind: str
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        location: str,
+        home: Home,
+        folder: str,
+        tables: TablePatterns,
+        once: bool,
+        moved: tuple[str, str] | None,
+        settings: SpoolSettings,
+    ) -> None:
+        self.name = name
+        self._location = location
+        self._home = home
+        self._folder = folder
+        self._tables = tables
+        self._once = once
+        self._moved = moved
+        self._settings = settings
+        self._spooler: Spooler | None = None
+        self._check_holder: Callable[[], None] | None = None
+        self._until: Json = None  # once: where the server's log ended when the run began
+        self._end_stream: LogStream | None = None
+
+    # -- to be written by a kind ----------------------------------------------------------------------
+
+    @abstractmethod
+    def open_stream(self) -> LogStream:
+        """Return a stream that is not open yet."""
+
+    @abstractmethod
+    def describe_place(self, place: Json) -> dict[str, Json]:
+        """Return a place of the server for people."""
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    @property
+    def location(self) -> str:
+        return self._location
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the spool."""
+        return open_storage(self._home.root, self._home.storage_options)
+
+    def has_port(self, port: str) -> bool:
+        return port == MAIN_PORT or self._tables.may_cover(port)
+
+    def start(self, position: Json | None) -> Json:
+        if position is None:
+            return LogPosition(self.kind, self._location).to_json()
+        known = LogPosition.from_json(position, self.kind)
+        if self._moved is not None and known.location == self._moved[0]:
+            return replace(known, location=self._location).to_json()
+        if known.location != self._location:
+            raise SourceMovedError(
+                f"source {self.name!r} read {known.location}, and now names {self._location}",
+                hint="For another database, give the source another name. If the same server has another address, run "
+                f"once with --source-moved {known.location}={self._location}.",
+            )
+        return known.to_json()
+
+    def describe(self, position: Json) -> PositionView:
+        known = LogPosition.from_json(position, self.kind)
+        return known.describe(self.describe_place(known.place) if known.place is not None else {})
+
+    # -- the run that owns the pipeline ---------------------------------------------------------------
+
+    def claimed(self, check_holder: Callable[[], None]) -> None:
+        self._check_holder = check_holder
+        self._stop_spooler()
+
+    def owns_pipeline(self) -> bool:
+        """Return whether this run owns the pipeline: then it may end the stream of a run that owned it before."""
+        if self._check_holder is None:
+            return False
+        try:
+            self._check_holder()
+        except FencedError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._stop_spooler()
+
+    def _stop_spooler(self) -> None:
+        spooler, self._spooler = self._spooler, None
+        if spooler is not None:
+            spooler.stop()
+
+    def _start_spooler(self, position: LogPosition) -> Spooler:
+        """Follow what is spooled behind a position, and read on behind it."""
+        assert self._check_holder is not None, "plan comes after the claim"
+        spooler = Spooler(
+            self.open_stream(),
+            self.storage,
+            self._folder,
+            files=self._find_spooled(position),
+            number=position.spool,
+            begin=position.mark,
+            check_holder=self._check_holder,
+            settings=self._settings,
+            name=self.name,
+        )
+        spooler.start()
+        return spooler
+
+    def _find_spooled(self, position: LogPosition) -> list[SpoolFile]:
+        """Return the files behind a position that a run before has spooled, up to the last whole transaction."""
+        found: list[SpoolFile] = []
+        storage = self.storage
+        for name in follow(list_names(storage, self._folder), position.spool, position.mark):
+            try:
+                found.append(read_facts(storage, self._folder, name))
+            except FirnlineError as error:
+                logger.warning("spool file passed over", extra={"file": name, "reason": str(error)})
+                break
+        while found and not found[-1].end.is_cut:
+            found.pop()
+        return found
+
+    # -- planning -------------------------------------------------------------------------------------
+
+    def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        known = LogPosition.from_json(position, self.kind)
+        if self._spooler is None:
+            self._spooler = self._start_spooler(known)
+            if self._once:
+                self._until = self._log_end()
+        spooler = self._spooler
+        files = spooler.files_after(known.spool, FIRST_WAIT_SECONDS)
+        while not files and self._once and not spooler.has_all_until(self._until):
+            if spooler.lost is not None:
+                raise SourceError(spooler.lost)
+            files = spooler.files_after(known.spool, FIRST_WAIT_SECONDS)
+        chosen = _take(files, limits)
+        if not chosen:
+            return None
+        return self._make_plan(position, chosen, limits.parallelism)
+
+    def _log_end(self) -> Json:
+        if self._end_stream is None:
+            self._end_stream = self.open_stream()
+        return self._end_stream.end_position()
+
+    def _make_plan(self, position: Json, files: Sequence[SpoolFile], parallelism: int) -> SourcePlan:
+        tasks = max(1, min(parallelism, len(files)))
+        groups = _share(files, tasks)
+        splits = [Split([file.to_json() for file in group], NO_LIMIT, NO_LIMIT, NO_LIMIT) for group in groups]
+        return SourcePlan(self.name, position, splits, len(files), sum(file.size_bytes for file in files))
+
+    def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
+        by_name = {str(item["path"]): item for item in outcomes}
+        inputs = [item for split in plan.splits for item in split.inputs]
+        known = LogPosition.from_json(plan.base, self.kind)
+        records: list[dict[str, Json]] = []
+        schemas = dict(known.schemas)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        for item in inputs:
+            outcome = by_name[str(item["path"])]
+            records.append(
+                {
+                    **item,
+                    "from": 0,
+                    "to": outcome["rows"],
+                    "status": "committed",
+                    "processed_time": now,
+                    "schemas": outcome["schemas"],
+                }
+            )
+            schemas |= {str(table): str(fingerprint) for table, fingerprint in outcome["schemas"].items()}
+        return self._after(known, records, schemas).to_json(), records
+
+    def _after(
+        self, known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: Mapping[str, str]
+    ) -> LogPosition:
+        last = SpoolFile.from_json(records[-1])
+        return replace(known, place=last.end.place, spool=last.number, schemas=dict(schemas))
+
+    def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
+        known = LogPosition.from_json(position, self.kind)
+        if not records:
+            return position
+        schemas = dict(known.schemas)
+        for record in records:
+            schemas |= {str(table): str(fingerprint) for table, fingerprint in record["schemas"].items()}
+        return self._after(known, records, schemas).to_json()
+
+    def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
+        return self._make_plan(position, [SpoolFile.from_json(record) for record in records], parallelism)
+
+    def backlog(self, position: Json) -> Backlog:
+        spooler = self._spooler
+        if spooler is None:
+            return Backlog(0, 0)
+        files = spooler.files_after(LogPosition.from_json(position, self.kind).spool, 0.0)
+        return Backlog(len(files), sum(file.size_bytes for file in files))
+
+    def unreachable(self) -> str | None:
+        return self._spooler.lost if self._spooler is not None else None
+
+    # -- after the commit -----------------------------------------------------------------------------
+
+    def decided(self, position: Json) -> None:
+        spooler = self._spooler
+        known = LogPosition.from_json(position, self.kind)
+        if spooler is not None and known.place is not None:
+            spooler.release(known.place)
+            spooler.forget(known.spool)
+
+    def acknowledge(self, position: Json) -> None:
+        """Delete spool files that no rollback needs any more."""
+        number = LogPosition.from_json(position, self.kind).spool
+        storage = self.storage
+        names = list_names(storage, self._folder)
+        delete_files(storage, self._folder, [name for name in names if (spool_parts(name) or (0,))[0] <= number])
+
+    def find_unavailable(
+        self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
+    ) -> list[str]:
+        names = set(list_names(self.storage, self._folder))
+        return [f"{record['path']}: the spool file is gone" for record in records if record["path"] not in names]
+
+
+def _take(files: Sequence[SpoolFile], limits: Limits) -> list[SpoolFile]:
+    """Choose the files of a slice: the first whole transactions, and more while the limits allow it."""
+    chosen: list[SpoolFile] = []
+    whole, rows, size = 0, 0, 0
+    for file in files:
+        rows, size = rows + file.rows, size + file.size_bytes
+        if whole and (rows > limits.max_events or size > limits.max_bytes):
+            break
+        chosen.append(file)
+        if file.end.is_cut:
+            whole = len(chosen)
+    return chosen[:whole]
+
+
+def _share(files: Sequence[SpoolFile], tasks: int) -> list[list[SpoolFile]]:
+    """Share files among tasks: contiguous, by size."""
+    total = sum(file.size_bytes for file in files)
+    groups: list[list[SpoolFile]] = [[]]
+    size = 0
+    for file in files:
+        if groups[-1] and size + file.size_bytes / 2 > total * len(groups) / tasks:
+            groups.append([])
+        groups[-1].append(file)
+        size += file.size_bytes
+    return groups

@@ -1,0 +1,234 @@
+"""Spool files: what a database sent, durable in the pipeline's home before an epoch is decided.
+
+A file holds whole frames (see `sources.cdc.log`), the context to decode them, and the marks between which it lies. All
+files of a source form a chain: each begins where another one ends. Names hold the marks, so that the chain is followed
+from a listing. A rollback or a new run reads what was spooled; the server is asked only behind the end of the chain.
+
+Two runs may spool the same part of the log, cut at other places. Both tell the same, so any file that begins at the
+right mark will do. A file is never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from firnline.errors import DamagedError, SourceGapError
+from firnline.faults import fault_point
+from firnline.names import spool_name, spool_parts
+from firnline.storage import Storage
+from firnline.types import Json
+
+_MAGIC = b"FIRNSPL1"
+_FOOTER = struct.Struct("<QQQI8s")  # bytes of context, frames and facts; checksum of all three; magic
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place between two spool files: behind a transaction, or `part` files after one that goes on."""
+
+    place: Json  # the server's place behind the last whole transaction
+    part: int = 0  # above 0: so many files hold the begin of the next transaction
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a slice may end here."""
+        return self.part == 0
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps([self.place, self.part], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Json]:
+        return {"place": self.place, "part": self.part}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Mark:
+        return cls(value["place"], int(value["part"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
+    """One file of the chain, as ledger entries and splits name it."""
+
+    name: str
+    number: int  # its place in the chain
+    end: Mark
+    rows: int  # change rows, as far as they were counted
+    size_bytes: int
+    checksum: str
+    transactions: int = 0  # that end in the file
+    committed_at: int = 0  # of the last one, microseconds since 1970; 0: none, or unknown
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "path": self.name,
+            "number": self.number,
+            "end": self.end.to_json(),
+            "rows": self.rows,
+            "size_bytes": self.size_bytes,
+            "checksum": self.checksum,
+            "transactions": self.transactions,
+            "committed_at": self.committed_at,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> SpoolFile:
+        return cls(
+            str(value["path"]),
+            int(value["number"]),
+            Mark.from_json(value["end"]),
+            int(value["rows"]),
+            int(value["size_bytes"]),
+            str(value["checksum"]),
+            int(value["transactions"]),
+            int(value["committed_at"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a spool file."""
+
+    context: bytes
+    frames: bytes
+
+
+def write_file(
+    storage: Storage,
+    folder: str,
+    number: int,
+    begin: Mark,
+    end: Mark,
+    content: Content,
+    *,
+    rows: int,
+    transactions: int,
+    committed_at: int,
+) -> SpoolFile:
+    """Write a file, durable on return."""
+    facts = {
+        "begin": begin.to_json(),
+        "end": end.to_json(),
+        "rows": rows,
+        "transactions": transactions,
+        "committed_at": committed_at,
+    }
+    told = json.dumps(facts, sort_keys=True).encode()
+    parts = (content.context, content.frames, told)
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    checksum = digest.hexdigest()
+    footer = _FOOTER.pack(*(len(part) for part in parts), crc, _MAGIC)
+    name = spool_name(number, begin.digest, end.digest, checksum)
+    data = b"".join((*parts, footer))
+    fault_point("spool.file.before")
+    storage.put(f"{folder}/{name}", data)
+    fault_point("spool.file.after")
+    return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at)
+
+
+def read_file(storage: Storage, folder: str, file: SpoolFile) -> Content:
+    """Read a file that a ledger entry or a plan names.
+
+    Raises:
+        SourceGapError: it is gone.
+        DamagedError: it is not what was written.
+    """
+    try:
+        data = storage.get(f"{folder}/{file.name}")
+    except FileNotFoundError:
+        raise SourceGapError(
+            f"the spool file {file.name} is gone",
+            hint="Restore it from a backup, or take the tables again: firnline run --resnapshot.",
+        ) from None
+    parts = _split(data, file.name)
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    if digest.hexdigest() != file.checksum:
+        raise DamagedError(f"the spool file {file.name} has another checksum than the one that was written")
+    return Content(parts[0], parts[1])
+
+
+def _split(data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
+    """Return context, frames and facts of a file."""
+    if len(data) < _FOOTER.size:
+        raise DamagedError(f"the spool file {name} is cut off")
+    context, frames, told, crc, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    if magic != _MAGIC or context + frames + told + _FOOTER.size != len(data):
+        raise DamagedError(f"the spool file {name} is no spool file, or cut off")
+    if zlib.crc32(data[: -_FOOTER.size]) != crc:
+        raise DamagedError(f"the spool file {name} is damaged")
+    return data[:context], data[context : context + frames], data[context + frames : -_FOOTER.size]
+
+
+def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
+    """Return what a file of the listing says of itself; its content is checked.
+
+    Raises:
+        DamagedError: it is damaged.
+    """
+    number, _, _, checksum = spool_parts(name) or (0, "", "", "")
+    data = storage.get(f"{folder}/{name}")
+    *_, told = _split(data, name)
+    facts = json.loads(told)
+    return SpoolFile(
+        name,
+        number,
+        Mark.from_json(facts["end"]),
+        int(facts["rows"]),
+        len(data),
+        checksum,
+        int(facts["transactions"]),
+        int(facts["committed_at"]),
+    )
+
+
+def list_names(storage: Storage, folder: str) -> list[str]:
+    """Return the names of all spool files, in the order of their numbers."""
+    found = (stat.name.rpartition("/")[2] for stat in storage.list(folder))
+    return sorted(name for name in found if spool_parts(name) is not None)
+
+
+def follow(names: Sequence[str], number: int, begin: Mark) -> Iterator[str]:
+    """Yield the files that continue a chain behind file `number`, which ends at `begin`, one after the other.
+
+    Of several that begin at a mark, the one counts from which the chain goes furthest; the caller checks their content.
+    """
+    by_begin: dict[tuple[int, str], list[str]] = {}
+    for name in names:
+        parts = spool_parts(name)
+        if parts is not None:
+            by_begin.setdefault((parts[0], parts[1]), []).append(name)
+    reach: dict[tuple[int, str], int] = {}
+    for key in sorted(by_begin, reverse=True):
+        reach[key] = max(1 + reach.get((key[0] + 1, _end_of(name)), 0) for name in by_begin[key])
+    key = (number + 1, begin.digest)
+    while key in by_begin:
+        name = max(by_begin[key], key=lambda one: (reach.get((key[0] + 1, _end_of(one)), 0), one))
+        yield name
+        key = (key[0] + 1, _end_of(name))
+
+
+def _end_of(name: str) -> str:
+    parts = spool_parts(name)
+    assert parts is not None
+    return parts[2]
+
+
+def delete_files(storage: Storage, folder: str, names: Iterable[str]) -> None:
+    """Delete files that nothing needs any more."""
+    for name in names:
+        fault_point("spool.delete.before")
+        storage.delete(f"{folder}/{name}")
+        fault_point("spool.delete.after")

@@ -1,0 +1,282 @@
+"""Reads the log of a database in a thread of its own, and writes it into spool files; reconnects when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from firnline.clock import monotonic
+from firnline.errors import FencedError, FirnlineError, SinkError, SourceError
+from firnline.sources.cdc.log import Cut, LogStream, Piece
+from firnline.sources.cdc.spool import Content, Mark, SpoolFile, write_file
+from firnline.storage import Storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+WAIT_SECONDS = 0.2  # for the server's next message, before requests are looked at
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to connect
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolSettings:
+    """How much is spooled."""
+
+    file_bytes: int = 16 << 20  # a file is closed when it has so many
+    file_rows: int = 50_000
+    max_ahead_bytes: int = 256 << 20  # of files that no plan has taken
+    idle_seconds: float = 30.0  # a place that moved without rows becomes a file after so long
+    idle_bytes: int = 64 << 20
+
+
+@dataclass(slots=True)
+class _Open:
+    """What was read and is in no file yet."""
+
+    context: bytes
+    begin: Mark
+    frames: bytearray = field(default_factory=bytearray)
+    cuts: list[Cut] = field(default_factory=list)
+    rows: int = 0
+    open_rows: int = 0
+
+    def add(self, piece: Piece) -> None:
+        base = len(self.frames)
+        self.frames += piece.frames
+        for cut in piece.cuts:
+            self.cuts.append(Cut(base + cut.offset, cut.position, cut.transaction, cut.committed_at, cut.rows))
+        self.rows += sum(cut.rows for cut in piece.cuts)
+        self.open_rows = piece.open_rows
+
+
+class Spooler:
+    """Keeps a stream open and spools it. Files are handed to plans in the order of the log."""
+
+    def __init__(
+        self,
+        stream: LogStream,
+        storage: Storage,
+        folder: str,
+        *,
+        files: Sequence[SpoolFile],
+        number: int,
+        begin: Mark,
+        check_holder: Callable[[], None],
+        settings: SpoolSettings,
+        name: str,
+    ) -> None:
+        self._stream = stream
+        self._storage = storage
+        self._folder = folder
+        self._check_holder = check_holder
+        self._settings = settings
+        self._name = name
+        self._files = list(files)  # written, in order; those that are decided are dropped
+        self._number, self._end = (files[-1].number, files[-1].end) if files else (number, begin)
+        self._taken = number  # the last file that a plan took
+        self._news = threading.Condition()
+        self._stopping = threading.Event()
+        self._wants_file = threading.Event()
+        self._until: Json = None  # where the server's log ended when a run with `once` began
+        self._reached = False
+        self._failure: FirnlineError | None = None
+        self._lost: str | None = None  # why there is no connection
+        self._connected = False
+        self._released: Json = None  # what the server was told to forget
+        self._thread = threading.Thread(target=self._run, name=f"firnline log {name}", daemon=True)
+
+    # -- for plans ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it closes the stream."""
+        self._stopping.set()
+        self._thread.join(LONGEST_PAUSE_SECONDS)
+
+    @property
+    def lost(self) -> str | None:
+        """Why there is no connection; None if there is one."""
+        return self._lost
+
+    def files_after(self, number: int, wait_seconds: float) -> list[SpoolFile]:
+        """Return the files behind file `number` that end at cuts or lead to one; waits for the first.
+
+        Raises:
+            FirnlineError: why reading ended.
+        """
+        deadline = monotonic() + wait_seconds
+        with self._news:
+            self._taken = max(self._taken, number)
+            while True:
+                found = [file for file in self._files if file.number > number]
+                while found and not found[-1].end.is_cut:
+                    found.pop()
+                if found:
+                    return found
+                if self._failure is not None:
+                    raise self._failure
+                left = deadline - monotonic()
+                if left <= 0:
+                    return []
+                self._wants_file.set()
+                self._news.wait(min(left, WAIT_SECONDS))
+
+    def has_all_until(self, end: Json) -> bool:
+        """Return whether everything before `end` is in files, or carries nothing for us."""
+        with self._news:
+            self._until = end
+            return self._reached
+
+    def forget(self, number: int) -> None:
+        """Forget the files up to `number`: they are decided."""
+        with self._news:
+            self._files = [file for file in self._files if file.number > number]
+            self._taken = max(self._taken, number)
+            self._news.notify_all()
+
+    def release(self, place: Json) -> None:
+        """Tell the server that it may forget its log up to here."""
+        self._released = place
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._read()
+                except (SourceError, SinkError) as error:
+                    failures = 1 if self._connected else failures + 1
+                    self._connected = False
+                    if not error.retryable:
+                        raise
+                    if self._lost is None:
+                        logger.warning("log lost, connecting again", extra={"source": self._name, "reason": str(error)})
+                    self._lost = str(error)
+                    self._drop_open_parts()
+                    pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
+                    self._stopping.wait(pause * random.uniform(0.8, 1.2))
+        except FencedError as error:
+            self._fail(error)
+        except FirnlineError as error:
+            self._fail(error)
+        except BaseException as error:  # whatever a client library raises, the plan must hear of it
+            self._fail(SourceError(f"reading the log of source {self._name!r} failed: {error}"))
+            raise
+        finally:
+            self._stream.close()
+
+    def _fail(self, error: FirnlineError) -> None:
+        with self._news:
+            self._failure = error
+            self._news.notify_all()
+
+    def _drop_open_parts(self) -> None:
+        """Forget files of a transaction that has not ended: the server sends it again from its begin."""
+        with self._news:
+            while self._files and not self._files[-1].end.is_cut:
+                self._files.pop()
+            if self._end.part:
+                self._number -= self._end.part
+                self._end = Mark(self._end.place)
+
+    def _read(self) -> None:
+        self._check_holder()
+        place = self._end.place
+        if place is None:
+            place = self._stream.begin()
+        self._stream.open(place)
+        self._connected = True
+        if self._lost is not None:
+            logger.info("log connected again", extra={"source": self._name})
+        self._lost = None
+        opened = _Open(self._stream.context(at_cut=True), self._end)
+        idle_since, acknowledged = monotonic(), None
+        while not self._stopping.is_set():
+            if self._released is not acknowledged:
+                acknowledged = self._released
+                self._stream.acknowledge(acknowledged)
+            if self._ahead_bytes() > self._settings.max_ahead_bytes:
+                self._stream.keep_alive()
+                self._stopping.wait(WAIT_SECONDS)
+                continue
+            piece = self._stream.read(PIECE_BYTES, 0.0 if self._wants_file.is_set() and opened.cuts else WAIT_SECONDS)
+            opened.add(piece)
+            if piece.frames:
+                idle_since = monotonic()
+            opened = self._write_if_due(opened, got_nothing=not piece.frames)
+            if not opened.frames:
+                idle_since = self._write_if_idle(opened, idle_since)
+            self._note_reached(opened)
+
+    def _ahead_bytes(self) -> int:
+        with self._news:
+            return sum(file.size_bytes for file in self._files if file.number > self._taken)
+
+    def _write_if_due(self, opened: _Open, *, got_nothing: bool) -> _Open:
+        """Close a file if it is full, or a plan waits and nothing more comes at once."""
+        limits = self._settings
+        is_full = len(opened.frames) >= limits.file_bytes or opened.rows + opened.open_rows >= limits.file_rows
+        is_wanted = self._wants_file.is_set() and (got_nothing or opened.cuts)
+        if opened.cuts and (is_full or is_wanted):
+            return self._write_to_cut(opened)
+        if is_full and len(opened.frames) >= limits.file_bytes:
+            return self._write_part(opened)
+        return opened
+
+    def _write_to_cut(self, opened: _Open) -> _Open:
+        """Write the transactions that have ended; what is behind them begins the next file."""
+        last = opened.cuts[-1]
+        end = Mark(last.position)
+        frames, rest = bytes(opened.frames[: last.offset]), opened.frames[last.offset :]
+        self._write(opened, end, frames, rows=opened.rows)
+        return _Open(self._stream.context(at_cut=True), end, rest, open_rows=opened.open_rows)
+
+    def _write_part(self, opened: _Open) -> _Open:
+        """Write a part of a transaction that goes on."""
+        end = Mark(opened.begin.place, opened.begin.part + 1)
+        self._write(opened, end, bytes(opened.frames), rows=opened.open_rows)
+        return _Open(self._stream.context(at_cut=False), end)
+
+    def _write_if_idle(self, opened: _Open, since: float) -> float:
+        """Write a file without frames when the place has moved for long; returns since when it is idle."""
+        if not opened.begin.is_cut or monotonic() - since < self._settings.idle_seconds:
+            return since
+        place = self._stream.idle_position()
+        if place is not None and place != opened.begin.place:
+            self._write(opened, Mark(place), b"", rows=0)
+            opened.begin = Mark(place)
+        return monotonic()
+
+    def _write(self, opened: _Open, end: Mark, frames: bytes, *, rows: int) -> None:
+        file = write_file(
+            self._storage,
+            self._folder,
+            self._number + 1,
+            opened.begin,
+            end,
+            Content(opened.context, frames),
+            rows=rows,
+            transactions=len(opened.cuts),
+            committed_at=opened.cuts[-1].committed_at if opened.cuts else 0,
+        )
+        with self._news:
+            self._files.append(file)
+            self._number, self._end = file.number, end
+            if end.is_cut:
+                self._wants_file.clear()
+            self._news.notify_all()
+
+    def _note_reached(self, opened: _Open) -> None:
+        if self._until is not None and not self._reached and not opened.frames:
+            reached = self._stream.has_reached(self._until)
+            with self._news:
+                self._reached = reached
+                self._news.notify_all()
