@@ -66,7 +66,7 @@ class PostgresServer:
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [_program("postgres"), "-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1",
-                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60"],
+                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60", "-c", "wal_level=logical"],
                 stdout=log, stderr=log, cwd="/", **_as_user(),
             )  # fmt: skip
         deadline = self._clock.monotonic() + START_SECONDS
@@ -85,6 +85,26 @@ class PostgresServer:
             for schema in ("firnline", "lake", "public"):
                 db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
             db.execute("CREATE SCHEMA public")
+            for (name,) in db.execute("SELECT pubname FROM pg_publication").fetchall():
+                db.execute(f'DROP PUBLICATION "{name}"')
+            db.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
+            for (name,) in db.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
+                self._drop_slot(db, name)
+
+    def _drop_slot(self, db: Any, name: str) -> None:
+        """Drop a slot whose reader may not have left it yet."""
+        import psycopg
+
+        deadline = self._clock.monotonic() + START_SECONDS
+        while True:
+            try:
+                db.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+            except psycopg.errors.ObjectInUse:
+                if self._clock.monotonic() > deadline:
+                    raise
+                self._clock.sleep(0.05)
+            else:
+                return
 
     def kill(self) -> None:
         """End it as a power cut would: it recovers from its log at the next start."""

@@ -180,7 +180,7 @@ class Changes:
     missing: Sequence[npt.NDArray[np.bool_] | None]  # of every column: rows whose value the log left out (null here)
     order: npt.NDArray[np.int64]  # of every row: its number among all change rows of the frames, of any table
     transaction: npt.NDArray[np.int32]  # of every row: index into `Decoded.transactions`
-    before: pa.RecordBatch | None = None  # the row before the change, as far as the log has it; only if asked for
+    before: pa.StructArray | None = None  # the row before the change, as far as the log has it; only if asked for
     odd: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # by column and row: text of values that do not
     # fit the type (null in `rows`), such as a date before year 1
 

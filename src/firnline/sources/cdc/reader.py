@@ -142,7 +142,7 @@ class LogReader(SplitReader):
         facts = self._facts(changes, decoded)
         columns |= {name: values for name, values in facts.items() if name[1:] in self._settings.include}
         if self._settings.wants_before and changes.before is not None:
-            columns[BEFORE] = changes.before.to_struct_array()
+            columns[BEFORE] = changes.before
         return pa.RecordBatch.from_pydict(columns)
 
     def _facts(self, changes: Changes, decoded: Decoded) -> dict[str, pa.Array]:
@@ -234,8 +234,7 @@ def _before_texts(changes: Changes) -> pa.Array:
     is_delete = changes.ops == Op.DELETE
     texts = pa.nulls(len(changes.ops), pa.string())
     if changes.before is not None:
-        has_old = changes.ops != Op.INSERT
-        texts = pc.if_else(pa.array(has_old), json_texts(changes.before.to_struct_array()), texts)
+        texts = json_texts(changes.before)
     if is_delete.any():
         texts = pc.if_else(pa.array(is_delete), json_texts(changes.rows.to_struct_array()), texts)
     return texts

@@ -203,7 +203,9 @@ class _Pass:
         values = self._values(table.schema, starts, only_key=is_delete & has_key, instead=old)
         before = None
         if self._before:
-            before = self._values(table.schema, rows[:, k.OLD], only_key=has_key).rows
+            old_rows = self._values(table.schema, rows[:, k.OLD], only_key=has_key).rows
+            fields, nothing = list(old_rows.schema), pa.array(rows[:, k.OLD] == 0)
+            before = pa.StructArray.from_arrays(old_rows.columns, fields=fields, mask=nothing)
         transaction = (rows[:, k.TRANSACTION] + shift).astype(np.int32)
         if len(transaction) and transaction.min() < 0:
             raise DamagedError("a row stands outside of a transaction")

@@ -1,0 +1,79 @@
+"""A pipeline that captures PostgreSQL, killed at every point that it reaches: every change is there exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from firnline.options import PipelineOptions
+from tests.support.captured import ORDERS, captured, check_current, execute, history
+from tests.support.kills import kill_at_every_point
+from tests.support.pipelines import run_once, run_to_end
+from tests.support.postgres import PostgresServer
+
+pytestmark = pytest.mark.crash
+
+MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 1
+
+
+@dataclass(frozen=True)
+class World:
+    dsn: str
+    folder: Path
+
+    @property
+    def options(self) -> PipelineOptions:
+        return captured(self.dsn, self.folder, rollback_window=1)
+
+
+def work(world: World, *, runs: int) -> None:
+    for _ in range(runs):
+        assert run_once(world.options).exit_code == 0
+
+
+def change(dsn: str) -> None:
+    execute(
+        dsn,
+        "INSERT INTO orders SELECT g, g, 'x' FROM generate_series(1, 30) g",
+        "UPDATE orders SET amount = 0 WHERE id < 6",
+        "UPDATE orders SET id = 100 WHERE id = 7",
+        "DELETE FROM orders WHERE id = 8",
+    )
+
+
+def check(world: World, where: str) -> None:
+    run_to_end(world.options)
+    execute(world.dsn, "INSERT INTO orders VALUES (200, 1, 'after')")
+    run_to_end(world.options)
+    check_current(world.dsn, world.folder)
+    assert Counter(op for _, op in history(world.folder)) == {"insert": 32, "update": 5, "delete": 2}, where
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first start", "later"])
+def test_killed_at_every_point(postgres_server: PostgresServer, tmp_path: Path, first: bool) -> None:
+    """`first start`: the run makes publication and slot; what the database does comes after it."""
+    numbers = itertools.count()
+
+    def prepare() -> World:
+        postgres_server.clear()
+        execute(postgres_server.dsn, ORDERS)
+        world = World(postgres_server.dsn, tmp_path / str(next(numbers)))
+        if not first:
+            run_to_end(world.options)
+            change(world.dsn)
+        return world
+
+    def finish(world: World, where: str) -> None:
+        if first:
+            run_to_end(world.options)
+            change(world.dsn)
+        check(world, where)
+
+    reached = kill_at_every_point(prepare, partial(work, runs=2), finish, most=MOST_KILLS, helpers=False)
+    assert reached["postgres.slot.after" if first else "spool.file.after"] >= 1

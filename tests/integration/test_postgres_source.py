@@ -1,0 +1,90 @@
+"""PostgreSQL as a source: changes of a real server in Delta tables, compared with the database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.captured import ORDERS, captured, check_current, delta_rows, execute, history, query
+from tests.support.pipelines import run_once, run_to_end
+
+
+@pytest.fixture
+def database(postgres: str) -> str:
+    execute(postgres, ORDERS)
+    return postgres
+
+
+def test_changes_become_history_and_current_state(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path, include=("committed_at", "position", "transaction"))
+    run_to_end(options)  # creates publication and slot
+    execute(database, "INSERT INTO orders SELECT g, g / 4.0, 'n' || g FROM generate_series(1, 2500) g")
+    execute(database, "UPDATE orders SET amount = -1 WHERE id <= 10", "DELETE FROM orders WHERE id = 11")
+    execute(database, "UPDATE orders SET id = 9000 WHERE id = 12")
+    run_to_end(options)
+    check_current(database, tmp_path)
+    ops = Counter(op for _, op in history(tmp_path))
+    assert ops == {"insert": 2501, "update": 10, "delete": 2}
+    assert run_once(options).result.epochs == 0
+
+
+def test_nothing_is_read_twice_and_nothing_is_lost_between_runs(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    for number in range(5):
+        execute(database, f"INSERT INTO orders VALUES ({number}, {number}, 'x')", "UPDATE orders SET amount = amount + 1")
+        run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"insert": 5, "update": 15}
+
+
+def test_rolled_back_transactions_and_savepoints_leave_nothing(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(
+        database,
+        "BEGIN; INSERT INTO orders VALUES (1, 1, 'no'); ROLLBACK",
+        "BEGIN; INSERT INTO orders VALUES (2, 2, 'yes'); SAVEPOINT s; INSERT INTO orders VALUES (3, 3, 'no'); "
+        "ROLLBACK TO s; COMMIT",
+    )
+    run_to_end(options)
+    assert history(tmp_path) == [(2, "insert")]
+    check_current(database, tmp_path)
+
+
+def test_a_transaction_is_never_split(database: str, tmp_path: Path) -> None:
+    """The limit of events is far below the size of the transaction."""
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "INSERT INTO orders SELECT g, 1, repeat('x', 400) FROM generate_series(1, 60000) g")
+    run = run_once(options)
+    assert (run.exit_code, run.result.epochs) == (0, 1)
+    check_current(database, tmp_path)
+
+
+def test_an_altered_table_takes_effect_at_its_place(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(
+        database,
+        "INSERT INTO orders VALUES (1, 1, 'old')",
+        "ALTER TABLE orders ADD COLUMN extra int",
+        "INSERT INTO orders VALUES (2, 2, 'new', 7)",
+        "ALTER TABLE orders DROP COLUMN note",
+        "INSERT INTO orders VALUES (3, 3, 8)",
+    )
+    run_to_end(options)
+    assert delta_rows(tmp_path / "current", "id", "note", "extra") == [(1, "old", None), (2, "new", 7), (3, None, 8)]
+
+
+def test_tables_that_are_not_captured_are_left_out(database: str, tmp_path: Path) -> None:
+    execute(database, "CREATE TABLE private (id int PRIMARY KEY)")
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "INSERT INTO private VALUES (1)", "INSERT INTO orders VALUES (1, 1, 'x')")
+    run_to_end(options)
+    published = query(database, "SELECT tablename FROM pg_publication_tables")
+    assert published == [("orders",)]
+    assert history(tmp_path) == [(1, "insert")]
