@@ -20,13 +20,13 @@ def execute(dsn: str, *statements: str) -> None:
     """Execute statements, each in a transaction of its own."""
     with psycopg.connect(dsn, autocommit=True) as db:
         for statement in statements:
-            db.execute(statement)  # type: ignore[call-overload]  # statements of tests
+            db.execute(statement)
 
 
 def query(dsn: str, statement: str) -> list[Row]:
     """Return what the database answers."""
     with psycopg.connect(dsn, autocommit=True) as db:
-        return list(db.execute(statement).fetchall())  # type: ignore[call-overload]  # as above
+        return list(db.execute(statement).fetchall())
 
 
 def captured(dsn: str, folder: Path, *, rollback_window: int = 64, **source: Any) -> PipelineOptions:
@@ -51,7 +51,7 @@ def delta_rows(path: Path, *columns: str) -> list[Row]:
 
 def check_current(dsn: str, folder: Path, columns: str = "id, amount, note") -> None:
     """The current state is what the database holds."""
-    held = query(dsn, f"SELECT {columns} FROM orders")  # noqa: S608  # a column list of tests
+    held = query(dsn, f"SELECT {columns} FROM orders")  # a column list of tests
     assert delta_rows(folder / "current", *columns.split(", ")) == sorted(held, key=repr)
 
 

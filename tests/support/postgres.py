@@ -66,7 +66,8 @@ class PostgresServer:
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [_program("postgres"), "-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1",
-                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60", "-c", "wal_level=logical"],
+                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60",
+                 "-c", "wal_level=logical"],
                 stdout=log, stderr=log, cwd="/", **_as_user(),
             )  # fmt: skip
         deadline = self._clock.monotonic() + START_SECONDS

@@ -62,6 +62,12 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "fill_folder": [((P,), "_firnline/orders/rerun/fills"), ((P, "copy"), "_firnline/orders/rerun/fills/copy")],
     "fill_name": [((7,), f"{EPOCH}.json")],
     "fill_epoch": [((f"x/{EPOCH}.json",), 7), (("x/7.json",), None)],
+    "spool_folder": [((P, "shop"), "_firnline/orders/spool/shop")],
+    "spool_name": [((7, "a" * 16, "b" * 16, "c" * 16), f"{7:016d}-{'a' * 16}-{'b' * 16}-{'c' * 16}.spool")],
+    "spool_parts": [
+        ((f"{7:016d}-{'a' * 16}-{'b' * 16}-{'c' * 16}.spool",), (7, "a" * 16, "b" * 16, "c" * 16)),
+        ((".0.tmp",), None),
+    ],
     "dead_letters_folder": [
         ((P,), "_firnline/orders/dead-letters"),
         ((P, "copy"), "_firnline/orders/dead-letters/copy"),
