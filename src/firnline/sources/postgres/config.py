@@ -20,6 +20,7 @@ class PostgresSourceConfig(SourceConfig):
 
     other_words: ClassVar[dict[str, str]] = {"table": "tables", "url": "dsn", "slot_name": "slot"}
     options_class = PostgresSourceOptions
+    ports: ClassVar[tuple[str, ...] | None] = None
     batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 100_000, "max_bytes": 64 * 1024 * 1024, "max_ms": 200}
 
     type: Literal["postgres"] = Field(default="postgres", description="Kind of source.")
