@@ -93,7 +93,9 @@ class MySqlDecoder(LogDecoder):
             if len(rows.ops):
                 order = _orders(batch, rows, starts)
                 changes.append(
-                    Changes(batch.table.schema, rows.ops, rows.rows, rows.missing, order, rows.transaction, rows.before)
+                    Changes(
+                        batch.table.schema, rows.ops, rows.rows, rows.missing, order, rows.transaction, _before(rows)
+                    )
                 )
         for table, index, number in state.emptied:
             changes.append(_emptied(state, table, index, int(starts[number]), self._with_before))
@@ -290,6 +292,14 @@ def _orders(batch: _Batch, rows: _Rows, starts: npt.NDArray[np.int64]) -> npt.ND
     return order
 
 
+def _before(rows: _Rows) -> pa.StructArray | None:
+    """Return the rows before their changes; null for an insert, which has none."""
+    if rows.before is None:
+        return None
+    mask = pa.array(rows.ops == Op.INSERT)
+    return pa.StructArray.from_arrays(rows.before.columns, fields=list(rows.before.schema), mask=mask)
+
+
 def _emptied(state: _Frames, table: str, transaction: int, order: int, with_before: bool) -> Changes:
     """Return the change row of a TRUNCATE, with the columns that the table had last, if frames tell them."""
     schemas = [batch.table.schema for batch in state.batches if batch.table.schema.table == table]
@@ -298,5 +308,5 @@ def _emptied(state: _Frames, table: str, transaction: int, order: int, with_befo
     rows = pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct(fields)))
     return Changes(
         schema, np.array([Op.TRUNCATE], np.uint8), rows, [None] * len(fields), np.array([order], np.int64),
-        np.array([transaction], np.int32), rows if with_before else None,
+        np.array([transaction], np.int32), pa.nulls(1, pa.struct(list(rows.schema))) if with_before else None,
     )  # fmt: skip

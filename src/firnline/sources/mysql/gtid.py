@@ -173,12 +173,20 @@ class GtidList:
             raise ValueError(f"{text} is no list of MariaDB's GTIDs")
         return cls({int(word.split("-")[0]): word for word in words})
 
+    def contains(self, other: GtidList) -> bool:
+        """Return whether every domain is as far as in `other`."""
+        return all(_number(self._last.get(domain, "0-0-0")) >= _number(gtid) for domain, gtid in other._last.items())
+
     def set(self, domain: int, gtid: str) -> None:
         """Take this as the last transaction of its domain."""
         self._last[domain] = gtid
 
     def __str__(self) -> str:
         return join_gtids(self._last.values())
+
+
+def _number(gtid: str) -> int:
+    return int(gtid.rpartition("-")[2])
 
 
 def join_gtids(gtids: Iterable[str]) -> str:

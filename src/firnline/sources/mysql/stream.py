@@ -114,6 +114,7 @@ class MySqlStream(LogStream):
         self._expected: dict[str, Any] | None = None  # the transaction that proves continuity
         self._must_be_first = self._is_same_server = True
         self._is_idle_behind_cut = False
+        self._at_cut: tuple[str, int, bytes] | None = None  # file, position and format of the last cut
         self._named = ("", -1)  # file and high part of the position that frames have told
         self._end_transaction()
 
@@ -127,6 +128,10 @@ class MySqlStream(LogStream):
         self._sizes: dict[int, float] = {}  # of tables: bytes of a row, as measured
 
     # -- the contract --
+
+    def begin(self) -> Json:
+        self.check()
+        return self.end_position()
 
     def open(self, position: Json) -> None:
         self.close()
@@ -143,9 +148,10 @@ class MySqlStream(LogStream):
             self.close()
             raise
 
-    def context(self) -> bytes:
-        frames = [ev.rotate_event(self._file, self._pos >> 32 << 32), self._format]
-        if self._gtid is not None and not self._is_skipped:
+    def context(self, *, at_cut: bool) -> bytes:
+        file, pos, form = self._at_cut if at_cut and self._at_cut is not None else (self._file, self._pos, self._format)
+        frames = [ev.rotate_event(file, pos >> 32 << 32), form]
+        if not at_cut and self._gtid is not None and not self._is_skipped:
             frames.append(self._gtid_frame)
             frames += [frame for captured, frame in self._maps.values() if captured]
         return b"".join(_framed(frame) for frame in frames)
@@ -168,6 +174,18 @@ class MySqlStream(LogStream):
             self._is_idle_behind_cut = False
         self._out, self._cuts = bytearray(), []
         return piece
+
+    def keep_alive(self) -> None:
+        """Nothing to do: the server waits until it can send."""
+
+    def has_reached(self, end: Json) -> bool:
+        if self._gtid is not None or self._expected is not None:
+            return False
+        if self._server is not None and end["server_uuid"] == self._server.uuid:
+            return (_file_number(self._file), self._pos) >= (_file_number(end["file"]), end["pos"])
+        if isinstance(self._gtids, GtidSet):
+            return self._gtids.contains(GtidSet.parse(end["gtid_set"] or ""))
+        return isinstance(self._gtids, GtidList) and self._gtids.contains(GtidList.parse(end["gtid_set"] or ""))
 
     def idle_position(self) -> Json | None:
         if self._gtid is not None or self._expected is not None or not self._is_idle_behind_cut:
@@ -579,6 +597,7 @@ class MySqlStream(LogStream):
                     self._append(frame)
                 position = self._position()
                 name = gtid.id or self._place(self._start)
+                self._at_cut = (self._file, self._pos, self._format)
                 self._cuts.append(Cut(len(self._out), position, name, gtid.committed_at, self._rows))
                 self._is_idle_behind_cut = False
             else:
@@ -769,6 +788,11 @@ def _count_rows(data: Any, event: Any, table: Table) -> int:
     return int(
         kernel.walk(data, event, table.layout, table.is_key, scratch, flags, *room, *room, none, numbers, False, False)
     )
+
+
+def _file_number(file: str) -> int:
+    """Return the place of a log file among the files of its server, from its name."""
+    return int(file.rpartition(".")[2] or 0)
 
 
 def _framed(frame: bytes) -> bytes:
