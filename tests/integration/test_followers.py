@@ -586,3 +586,23 @@ def test_gc_leaves_the_entries_of_epochs_that_a_follower_lacks(
     for path in Path(options.home.root).rglob("outbox/*/*"):
         path.unlink()
     assert gc(options.home.root, grace_seconds=0).entries_folded > 0
+
+
+def test_rows_that_wait_for_a_forgotten_follower_are_deleted(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+    options = make_options(max_files=1, sinks=(table, follower(tmp_path, required=False)))
+    options = replace(options, outbox=OutboxOptions(keep=timedelta(0)))
+    (tmp_path / f"copy.db{DOWN}").touch()
+    sample.add("f1.json", 5)
+    run_to_end(options)
+    (waiting,) = (tmp_path / "table").rglob("outbox/*/*")
+    other = SqliteSinkOptions("other", str(tmp_path / "other.db"))
+    options = replace(options, sinks=(table, other))
+    SinkEdit(open_pipeline(options), "forget", "copy").perform("person")
+    for number in (2, 3):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(options)
+    assert not waiting.exists()
+    assert sqlite_ids(tmp_path / "other.db") == sample.ids - Counter(range(1, 6))

@@ -16,7 +16,7 @@ from firnline.run.commits import settled_epoch
 from firnline.run.made_rows import FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
-from firnline.sinks.known import find_away, known_sinks, name_then, newest_seen, next_known
+from firnline.sinks.known import find_away, known_sinks, newest_seen, next_known
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.storage import LocalStorage, Storage
 from firnline.types import Json
@@ -190,8 +190,8 @@ class Outbox:
                 attempt = link.checkpoint.attempt
                 if attempt in left:
                     left.remove(attempt)
-                    then = {name_then(link.checkpoint, one.head_name) for one in self._pipeline.options.followers}
-                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names - then)
+                    # A follower that is known is in the spec: any other one is forgotten, and needs nothing.
+                    absent = sorted(waiting_for(link.staged, unknown[attempt]) - names - link.checkpoint.sinks.keys())
                     self._waiting[attempt] = replace(_waiting(link), absent=tuple(absent))
                 if not left:
                     break
