@@ -606,3 +606,35 @@ def test_rows_that_wait_for_a_forgotten_follower_are_deleted(
         run_to_end(options)
     assert not waiting.exists()
     assert sqlite_ids(tmp_path / "other.db") == sample.ids - Counter(range(1, 6))
+
+
+@pytest.mark.parametrize("on_full", ["set_aside", "stop"])
+def test_a_full_disk_gives_up_a_follower_that_lags_and_no_other(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_full: str
+) -> None:
+    """Giving up one that is only being delivered to would win nothing."""
+    lags = SqliteSinkOptions("lags", str(tmp_path / "lags.db"), required=False)
+    options = options_of(make_options, tmp_path, follower(tmp_path, required=False), lags)
+    full = OutboxOptions(reserve=1 << 60, on_full=on_full)  # type: ignore[arg-type]
+    for number in range(1, 7):
+        sample.add(f"f{number}.json", 10)
+    run_to_end(replace(options, outbox=full))
+    for name in ("copy", "lags"):
+        assert sqlite_ids(tmp_path / f"{name}.db") == sample.ids
+    (tmp_path / f"lags.db{DOWN}").touch()
+    sample.add("f7.json", 10)
+    run_to_end(replace(options, outbox=full))
+    monkeypatch.setattr("firnline.run.outbox.LAG", timedelta(0))
+    sample.add("f8.json", 10)
+    result = run_once(replace(options, outbox=full)).result
+    if on_full == "stop":
+        assert result.error is not None
+        assert (result.exit_code, result.error.code) == (1, "outbox-full")
+        (tmp_path / f"lags.db{DOWN}").unlink()
+        run_to_end(options)
+        assert sqlite_ids(tmp_path / "lags.db") == sample.ids
+    else:
+        assert result.exit_code == 0
+        assert find_away(open_pipeline(options).load().checkpoint, options.followers).keys() == {"lags"}
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
@@ -23,6 +23,9 @@ from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+LAG = timedelta(minutes=1)  # a follower that lacks an epoch for so long lags; before, it may be delivering
+RESERVE_PARTS = 8  # a follower for which this part of the reserve waits is worth giving up, however young the rows are
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -30,7 +33,7 @@ class _Waiting:
 
     epoch: int
     made_at: datetime
-    sizes: Mapping[str, int]  # bytes, by the sink that they wait for
+    sizes: Mapping[str, int]  # bytes, by the sink that they wait for: of a follower, the name that its target knows
     absent: tuple[str, ...] = ()  # sinks with files there that the spec does not have
 
 
@@ -120,23 +123,34 @@ class Outbox:
 
     def waiting_bytes(self, sink: str, epoch: int) -> int:
         """Return the bytes that wait for a sink which holds `epoch`, as far as this run knows them."""
-        return sum(one.sizes.get(sink, 0) for one in list(self._waiting.values()) if one.epoch > epoch)
+        return sum(one.sizes.get(self._head_name(sink), 0) for one in list(self._waiting.values()) if one.epoch > epoch)
+
+    def _has_waited(self, sink: str, epoch: int) -> bool:
+        """Return whether rows have waited for a sink which holds `epoch` for longer than a delivery usually takes."""
+        head, late = self._head_name(sink), self._pipeline.clock.now() - LAG
+        return any(
+            one.epoch > epoch and one.sizes.get(head) and one.made_at <= late for one in list(self._waiting.values())
+        )
+
+    def _head_name(self, sink: str) -> str:
+        return next((one.head_name for one in self._pipeline.options.followers if one.name == sink), sink)
 
     def _find_full(self, heads: Mapping[str, int]) -> dict[str, str]:
         """Return the optional followers for which more waits than may, with the reason."""
         options = self._pipeline.options.outbox
         full: dict[str, str] = {}
-        lagging: dict[str, int] = {}
+        lagging: dict[str, int] = {}  # what would be won by giving them up
         for follower in self._pipeline.options.followers:
             if follower.required or follower.name not in heads:
                 continue
             waits = self.waiting_bytes(follower.name, heads[follower.name])
-            lagging[follower.name] = waits
+            if waits * RESERVE_PARTS > options.reserve or self._has_waited(follower.name, heads[follower.name]):
+                lagging[follower.name] = waits
             if waits > options.max_bytes:
                 full[follower.name] = f"{waits} bytes wait for it in the outbox, more than {options.max_bytes}"
         slowest = max(lagging, key=lambda name: lagging[name], default="")
         free = _free_bytes(self._pipeline.storage)
-        if not full and slowest and lagging[slowest] and free is not None and free < options.reserve:
+        if not full and slowest and free is not None and free < options.reserve:
             full[slowest] = f"{free} bytes are free where the outbox lies, less than {options.reserve}"
         spare = count_spare(self._pipeline.options, len(self._heads()))
         for number, (name, reason) in enumerate(full.items()):
@@ -216,7 +230,9 @@ def count_spare(options: PipelineOptions, sinks: int) -> int:
 
 
 def _waiting(entry: LedgerEntry) -> _Waiting:
-    sizes = {name: sum(int(file["size_bytes"]) for file in files) for name, files in entry.staged.items()}
+    known = known_sinks(entry.checkpoint)
+    heads = {name: known[name].head_name if name in known else name for name in entry.staged}
+    sizes = {heads[name]: sum(int(file["size_bytes"]) for file in files) for name, files in entry.staged.items()}
     return _Waiting(entry.epoch, datetime.fromisoformat(entry.checkpoint.created_at), sizes)
 
 
