@@ -19,7 +19,7 @@ import pytest  # noqa: F401
 
 import firnline
 import tests.support
-from firnline.ndjson import warm_up
+from firnline.ndjson import decode, write
 
 
 def modules_of(package: ModuleType) -> Iterator[str]:
@@ -34,4 +34,5 @@ def modules_of(package: ModuleType) -> Iterator[str]:
 for name in (*modules_of(firnline), *modules_of(tests.support)):
     with contextlib.suppress(ImportError):  # an extra that is not installed
         importlib.import_module(name)
-warm_up()
+decode.warm_up()
+write.warm_up()

@@ -11,8 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from firnline.errors import SchemaError
+from firnline.ndjson import write, write_kernel
 from firnline.schema import json_field
 from firnline.sinks.kafka import encode
 from firnline.sinks.kafka.encode import MessageEncoder, Messages
@@ -67,6 +70,8 @@ UTC_TIME = pa.timestamp("us", "UTC")
         (pa.float64(), float("inf"), '"Infinity"'),
         (pa.float32(), float("-inf"), '"-Infinity"'),
         (pa.decimal128(5, 2), Decimal("12.30"), "12.30"),
+        (pa.decimal128(2, 2), Decimal("-0.05"), "-0.05"),
+        (pa.decimal128(38, 38), Decimal("0.05"), "0.05" + 36 * "0"),
         (pa.decimal128(18, 2), Decimal("9999999999999999.99"), "9999999999999999.99"),
         (pa.decimal128(38, 9), Decimal("12345678901234567890123456789.123456789"),
          "12345678901234567890123456789.123456789"),
@@ -93,8 +98,93 @@ UTC_TIME = pa.timestamp("us", "UTC")
         (pa.float64(), None, "null"),
     ],
 )  # fmt: skip
-def test_values_keep_every_digit(kind: pa.DataType, value: Any, expected: str) -> None:
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_values_keep_every_digit(
+    kind: pa.DataType, value: Any, expected: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_writer(is_compiled, monkeypatch)
     assert one(kind, value) == expected
+
+
+def compile_writer(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let compiled code write the values, or DuckDB."""
+    write.warm_up()
+    monkeypatch.setattr(write, "is_ready", lambda: is_compiled)
+    monkeypatch.setattr(encode, "compile_beside", lambda: None)
+
+
+SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
+    (pa.uint16(), st.integers(0, 2**16 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float64(), st.floats()),
+    (pa.float64(), st.integers(-(2**60), 2**60).map(float)),
+    (pa.float64(), st.decimals(-1000, 1000, places=3).map(float)),
+    (pa.float32(), st.floats(width=32)),
+    (pa.bool_(), st.booleans()),
+    (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=40)),
+    (pa.large_string(), st.text("ab\"\\\n\té\0", max_size=80)),
+    (pa.decimal128(18, 6), st.decimals(-(10**12) + 1, 10**12 - 1, places=6)),
+    (pa.decimal128(3, 3), st.decimals("-0.999", "0.999", places=3)),
+    (pa.decimal128(30, 0), st.integers(-(10**30) + 1, 10**30 - 1).map(Decimal)),
+    (pa.date32(), st.integers(-800_000, 3_100_000)),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("s"), st.integers(-(2**36), 2**36)),
+    (pa.timestamp("ms", "UTC"), st.integers(-(10**14), 10**14)),
+    (pa.timestamp("us", "Europe/Oslo"), st.integers(-(10**17), 3 * 10**17)),
+    (pa.timestamp("ns"), st.integers(-(2**62), 2**62)),
+    (pa.binary(), st.binary(max_size=9)),
+    (pa.null(), st.none()),
+]
+WORDS = (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["a", "b c", "é"]))
+DEPTH = 2  # of lists and structs
+
+
+@st.composite
+def columns(draw: st.DrawFn, depth: int = DEPTH) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
+    """A type, and its values with nulls among them."""
+    shape = draw(st.sampled_from(["scalar", "list", "struct"])) if depth else "scalar"
+    if shape == "scalar":
+        # DuckDB takes no dictionary inside of a list.
+        kind, some = draw(st.sampled_from([*SCALARS, WORDS] if depth == DEPTH else SCALARS))
+    elif shape == "list":
+        inner, value = draw(columns(depth - 1))
+        kind, some = pa.list_(inner), st.lists(value, max_size=3)
+    else:
+        parts = {name: draw(columns(depth - 1)) for name in draw(st.sampled_from([["a"], ["a", 'b "c"'], ["é", "x"]]))}
+        kind = pa.struct([(name, inner) for name, (inner, _) in parts.items()])
+        some = st.fixed_dictionaries({name: value for name, (_, value) in parts.items()})
+    return kind, st.none() | some
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pa.RecordBatch:
+    """Rows of one to four columns, cut out of a longer batch."""
+    rows = draw(st.integers(0, 12))
+    arrays = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind, value = draw(columns())
+        arrays.append(pa.array(draw(st.lists(value, min_size=rows, max_size=rows)), kind))
+    whole = pa.RecordBatch.from_arrays(arrays, names=[f"column {n}" for n in range(len(arrays))])
+    return whole.slice(draw(st.integers(0, 3)))
+
+
+@given(batches(), st.integers(0, 2), st.sampled_from(["append", "upsert"]))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_compiled_code_writes_what_duckdb_writes(batch: pa.RecordBatch, key_columns: int, how: str) -> None:
+    def found() -> list[Any]:
+        parts = messages(batch, key=batch.schema.names[:key_columns], write=how)
+        return [(p.values.to_pylist(), p.keys.to_pylist() if p.keys is not None else None) for p in parts]
+
+    with pytest.MonkeyPatch.context() as patch:
+        compile_writer(True, patch)
+        compiled = found()
+    with pytest.MonkeyPatch.context() as patch:
+        compile_writer(False, patch)
+        assert compiled == found()
+    assert len(write_kernel.write_rows.overloads) == 1, "a second one would be compiled in the middle of a run"
+    assert len(write_kernel.write_lists.overloads) == 1
 
 
 def test_names_of_columns_are_escaped_and_differ_in_case() -> None:

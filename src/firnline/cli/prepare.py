@@ -57,12 +57,13 @@ def prepare(*, common: Common = Common()) -> int:
 
 def _compile_decoder() -> str:
     from firnline import jit
-    from firnline.ndjson import decode
+    from firnline.ndjson import decode, write
     from firnline.sources.files.formats import open_format
 
     with jit.compiling():
         for name in ("ndjson", "json", "csv"):
             open_format({"format": name}).warm_up()
+        write.warm_up()
     return decode.cache_folder()
 
 

@@ -1,4 +1,4 @@
-"""Compiles the decoder in a process beside, once per installation; records are read without it meanwhile."""
+"""Compiles the decoder and the writer in a process beside, once per installation; other code does their work meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_ready() -> bool:
 
 @cache
 def compile_beside() -> None:
-    """Start to compile the decoder unless a process of this machine does; at most once in a process.
+    """Start to compile the decoder and the writer unless a process of this machine does; at most once in a process.
 
     That process outlives this one, so that short commands do not compile in vain. It ends by itself.
     """
@@ -62,12 +62,13 @@ def _lock() -> Iterator[bool]:
 
 
 def _main() -> None:
-    from firnline.ndjson.decode import warm_up
+    from firnline.ndjson import decode, write
 
     os.nice(NICENESS)
     with _lock() as free:
         if free:
-            warm_up()
+            decode.warm_up()
+            write.warm_up()
 
 
 if __name__ == "__main__":

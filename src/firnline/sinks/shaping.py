@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,7 +72,7 @@ class RowShape:
             SchemaError: the condition does not fit the columns.
         """
         end = first + batch.num_rows
-        numbers = pa.array(range(first, end), pa.int64())
+        numbers = pa.array(np.arange(first, end))
         if any(first <= number < end for number in dead):  # first: the condition may not fit a dead letter
             alive = pc.invert(pc.is_in(numbers, pa.array(sorted(dead), pa.int64())))
             batch, numbers = batch.filter(alive), numbers.filter(alive)
@@ -111,7 +112,7 @@ class RowShape:
 
     def _select_where(self, batch: pa.RecordBatch, expression: str) -> pa.Array:
         """Return a truth for each row."""
-        rows = pa.Table.from_batches([batch])
+        rows = pa.table([unsliced(column) for column in batch.columns], names=batch.schema.names)
         try:
             with _connect() as connection:
                 connection.register("rows", rows)
@@ -129,10 +130,15 @@ class RowShape:
         return pc.binary_join_element_wise(pa.scalar(prefix), numbers.cast(pa.string()), "")
 
 
+def unsliced(column: pa.Array) -> pa.Array:
+    """Return a column for DuckDB, which reads wrong values of a struct inside of a struct if the column is a slice."""
+    return pa.concat_arrays([column, column[:0]]) if column.offset and pa.types.is_nested(column.type) else column
+
+
 def _hashed(column: pa.Array) -> pa.Array:
     """Return the SHA-256 of each value's text in hex."""
     with _connect() as connection:
-        connection.register("values_to_hash", pa.table({"v": column}))
+        connection.register("values_to_hash", pa.table({"v": unsliced(column)}))
         found = connection.execute("SELECT sha256(CAST(v AS VARCHAR)) AS h FROM values_to_hash")
         return found.to_arrow_table().column("h").combine_chunks().cast(pa.string())
 

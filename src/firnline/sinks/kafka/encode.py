@@ -1,6 +1,7 @@
 """Turns rows into messages, whole columns at a time: JSON values, keys and topics.
 
-DuckDB builds the text of every row with one expression per column, so that every digit of a number is kept:
+Compiled code writes the values (`firnline.ndjson.write`). DuckDB writes columns of types that it does not know, and all
+columns for as long as it is not compiled; both write the same:
 
 | Arrow                  | JSON                                                                          |
 |------------------------|-------------------------------------------------------------------------------|
@@ -27,14 +28,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
+from firnline.ndjson import write
+from firnline.ndjson.compiling import compile_beside
 from firnline.options import OP, SEQUENCE
 from firnline.schema import is_json
 from firnline.sinks.kafka.options import DELETE, split_template, template_columns
-from firnline.sinks.shaping import ShapedRows
+from firnline.sinks.shaping import ShapedRows, unsliced
 from firnline.state.keys import encode_keys
 from firnline.types import Json
 
-PART_BYTES = 1024 * 1024  # Arrow bytes that are encoded at once
+PART_BYTES, PART_ROWS = 1024 * 1024, 50_000  # Arrow bytes and rows that are encoded at once
 _COLUMN = re.compile("c[0-9]+")
 _FILE, _RECORD = "_firnline_file", "_firnline_record"  # where a row comes from, if its source has `lineage: true`
 
@@ -96,7 +99,6 @@ class MessageEncoder:
         self._topic = str(shape["topic"])
         self._is_upsert = shape["write"] == "upsert"
         self._lanes = int(shape["lanes"])
-        self._queries: dict[pa.Schema, str] = {}
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
@@ -113,7 +115,7 @@ class MessageEncoder:
             SchemaError: a column of the key or of the topic is missing.
         """
         batch, numbers = rows.batch, rows.numbers
-        most = max(1, PART_BYTES * max(1, batch.num_rows) // max(1, batch.nbytes))
+        most = min(PART_ROWS, max(1, PART_BYTES * max(1, batch.num_rows) // max(1, batch.nbytes)))
         starts = range(0, batch.num_rows, most) or range(1)
         for start in starts:
             part, part_numbers = batch.slice(start, most), numbers.slice(start, most)
@@ -130,59 +132,81 @@ class MessageEncoder:
             spread: np.ndarray[tuple[int], np.dtype[np.int64]] = numbers.to_numpy() % self._lanes
             return spread
         self._check_columns(batch.schema)
-        keys = self._run(batch, f"SELECT {self._key_text(batch.schema)} AS k FROM rows").column("k")  # noqa: S608
-        hashes = encode_keys(pa.table({"k": keys})).murmur3_32()
+        keys = self._keys(batch)
+        if keys is None:
+            keys = self._run(batch, {"k": self._key_text(batch.schema)})["k"]
+        hashes = encode_keys(pa.table({"k": keys.cast(pa.string())})).murmur3_32()
         return hashes.astype(np.int64) % self._lanes
 
     def _encode(self, batch: pa.RecordBatch, numbers: pa.Array, end: int) -> Messages:
-        query = self._queries.get(batch.schema)
-        if query is None:
-            query = self._queries[batch.schema] = self._query(batch.schema)
-        found = self._run(batch, query)
-        names = found.column_names
-
-        def column(name: str) -> pa.Array | None:
-            return found.column(name).combine_chunks() if name in names else None
-
-        values, keys, topics = column("v"), column("k"), column("t")
         schema = batch.schema
-        assert values is not None
+        self._check_columns(schema)
+        if not batch.num_columns:
+            raise SchemaError("the rows have no columns")
+        left_out = (OP, SEQUENCE) if self._is_upsert else ()
+        fields = {n: field for n, field in enumerate(schema) if field.name not in left_out}
+        columns: dict[int, write.Column | None] = {}
+        if write.is_ready() and fields:
+            columns = {n: write.as_column(batch.column(n), field) for n, field in fields.items()}
+            wanted = {f"v{n}": _or_null(_json_text(f"c{n}", fields[n])) for n, known in columns.items() if not known}
+        else:
+            compile_beside()
+            wanted = {"v": _object((f"c{n}", field) for n, field in fields.items())}
+        keys = self._keys(batch)
+        if self._key and keys is None:
+            wanted["k"] = self._key_text(schema)
+        if template_columns(self._topic):
+            wanted["t"] = self._topic_text(schema)
+        found = self._run(batch, wanted) if wanted else {}
+        if columns:
+            known = [column or write.raw_column(found[f"v{n}"]) for n, column in columns.items()]
+            values = write.write_objects([fields[n].name for n in columns], known, batch.num_rows)
+        else:
+            values = found["v"].cast(pa.large_binary())
+        if self._is_upsert and OP in schema.names:
+            is_delete = pc.fill_null(pc.equal(batch.column(OP).cast(pa.string()), DELETE), False)
+            values = pc.if_else(is_delete, pa.scalar(None, values.type), values)
         return Messages(
             numbers,
-            values.cast(pa.binary()),
-            keys.cast(pa.binary()) if keys is not None else None,
-            topics.dictionary_encode() if topics is not None else None,
+            values,
+            keys if keys is not None or not self._key else found["k"].cast(pa.binary()),
+            found["t"].dictionary_encode() if "t" in found else None,
             batch.column(_FILE) if _FILE in schema.names else None,
             batch.column(_RECORD) if _RECORD in schema.names else None,
             end,
         )
 
-    def _run(self, batch: pa.RecordBatch, query: str) -> pa.Table:
+    def _keys(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Return the keys as binary; None if there are none, or if DuckDB writes them."""
+        fields = [(batch.column(name), batch.schema.field(name)) for name in self._key]
+        if len(fields) == 1:
+            kind = fields[0][1].type
+            is_easy = _is_text(kind) or pa.types.is_integer(kind)
+            return fields[0][0].cast(pa.string()).cast(pa.binary()) if is_easy else None
+        if not fields or not write.is_ready():
+            return None
+        columns = [column for values, field in fields if (column := write.as_column(values, field)) is not None]
+        if len(columns) < len(fields):
+            return None
+        keys = write.write_objects(self._key, columns, batch.num_rows).cast(pa.binary())
+        if self._is_upsert:
+            for values, _ in fields:
+                keys = pc.if_else(values.is_null(), pa.scalar(None, pa.binary()), keys)
+        return keys
+
+    def _run(self, batch: pa.RecordBatch, expressions: Mapping[str, str]) -> dict[str, pa.Array]:
+        """Return the text of each expression over the columns `c0`, `c1` and so on."""
         # Names differ in case only, perhaps, which DuckDB cannot tell apart.
         renamed = pa.Table.from_arrays(
-            [_without_zone(column) for column in batch.columns], names=[f"c{n}" for n in range(batch.num_columns)]
+            [_without_zone(unsliced(column)) for column in batch.columns], names=[f"c{n}" for n in range(batch.num_columns)]
         )
-        if not batch.num_columns:
-            raise SchemaError("the rows have no columns")
         self._connection.register("rows", renamed)
         try:
-            return self._connection.execute(query).to_arrow_table()
+            wanted = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
+            found = self._connection.execute(f"SELECT {wanted} FROM rows").to_arrow_table()  # noqa: S608
         finally:
             self._connection.unregister("rows")
-
-    def _query(self, schema: pa.Schema) -> str:
-        self._check_columns(schema)
-        left_out = (OP, SEQUENCE) if self._is_upsert else ()
-        fields = [(f"c{n}", field) for n, field in enumerate(schema) if field.name not in left_out]
-        value = _object(fields)
-        if self._is_upsert and OP in schema.names:
-            value = f"CASE WHEN c{schema.get_field_index(OP)} = '{DELETE}' THEN NULL ELSE {value} END"
-        columns = [f"{value} AS v"]
-        if self._key:
-            columns.append(f"{self._key_text(schema)} AS k")
-        if template_columns(self._topic):
-            columns.append(f"{self._topic_text(schema)} AS t")
-        return f"SELECT {', '.join(columns)} FROM rows"  # noqa: S608
+        return {name: found.column(name).combine_chunks() for name in expressions}
 
     def _key_text(self, schema: pa.Schema) -> str:
         fields = [(f"c{schema.get_field_index(name)}", schema.field(name)) for name in self._key]
@@ -250,7 +274,7 @@ def _json_text(x: str, field: pa.Field, depth: int = 0) -> str:
             f"CASE WHEN json_valid({x}) THEN {x} WHEN {x} IS NOT NULL THEN {quoted} END" if is_json(field) else quoted
         )
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return f"CAST({x} AS VARCHAR)"
+        return _text(x, kind)
     if pa.types.is_floating(kind):
         words = f"WHEN isnan({x}) THEN '\"NaN\"' WHEN {x} > 0 THEN '\"Infinity\"' ELSE '\"-Infinity\"'"
         # As a JSON value it is written faster than as text; a narrow one would get the digits of a wide one.
@@ -291,9 +315,13 @@ def _text(x: str, kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         # A column of its own has lost its zone already, see `_without_zone`.
         utc = f"({x} AT TIME ZONE 'UTC')" if kind.tz and not _COLUMN.fullmatch(x) else x
+        if kind.unit in ("s", "ms"):  # else DuckDB takes them for nanoseconds, which reach from 1677 to 2262 only
+            utc = f"CAST({utc} AS TIMESTAMP)"
         return f"strftime({utc}, '%Y-%m-%dT%H:%M:%S.%f{'Z' if kind.tz else ''}')"
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return f"base64({x})"
+    if pa.types.is_decimal(kind) and kind.precision == kind.scale:  # DuckDB writes .05, which is no JSON
+        return f"regexp_replace(CAST({x} AS VARCHAR), '^-?', '\\00')"
     return f"CAST({x} AS VARCHAR)"
 
 
