@@ -19,7 +19,7 @@ from firnline.ndjson import write, write_kernel
 from firnline.schema import json_field
 from firnline.sinks.kafka import encode
 from firnline.sinks.kafka.encode import MessageEncoder, Messages
-from firnline.sinks.shaping import ShapedRows
+from firnline.sinks.shaping import RowShape, ShapedRows
 
 SHAPE = {"topic": "t", "topics_allowed": "", "key": [], "write": "append", "value": "json", "lanes": 1}
 
@@ -124,7 +124,7 @@ SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.float32(), st.floats(width=32)),
     (pa.bool_(), st.booleans()),
     (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=40)),
-    (pa.large_string(), st.text("ab\"\\\n\té\0", max_size=80)),
+    (pa.large_string(), st.text('ab"\\\n\té\0', max_size=80)),
     (pa.decimal128(18, 6), st.decimals(-(10**12) + 1, 10**12 - 1, places=6)),
     (pa.decimal128(3, 3), st.decimals("-0.999", "0.999", places=3)),
     (pa.decimal128(30, 0), st.integers(-(10**30) + 1, 10**30 - 1).map(Decimal)),
@@ -257,3 +257,10 @@ def test_parts_are_small_and_end_where_the_rows_end(monkeypatch: pytest.MonkeyPa
     rows = pa.RecordBatch.from_pylist([], pa.schema([("id", pa.int64())]))
     (empty,) = MessageEncoder(SHAPE).encode(ShapedRows(rows, pa.array([], pa.int64()), 5, 9))
     assert (len(empty), empty.end) == (0, 9), "rows that a condition leaves out still move the row number"
+
+
+def test_a_condition_sees_the_right_values_of_a_slice() -> None:
+    batch = pa.RecordBatch.from_pylist([{"a": {"b": {"c": n}}} for n in range(20)]).slice(7)
+    found = RowShape(where="a.b.c >= 18").apply(batch, 7)
+    assert found.numbers.to_pylist() == [18, 19]
+    assert found.batch.column("a").to_pylist() == [{"b": {"c": 18}}, {"b": {"c": 19}}]

@@ -12,10 +12,10 @@ from firnline.clock import monotonic
 from firnline.errors import FirnlineError
 
 EPILOGUE = """\
-Compiles the decoder, and stores Spark's classes in a form that a local JVM
-loads faster (an archive of about 150 MB). Both take about half a minute, once
-per installation; what is there already stays as it is. Runs work without the
-archive, too, and start more slowly.
+Compiles the decoder and the writer of JSON, and stores Spark's classes in a
+form that a local JVM loads faster (an archive of about 150 MB). Both take about
+half a minute, once per installation; what is there already stays as it is. Runs
+work without the archive, too, and start more slowly.
 
 The files go into the installation if it can be written, and then serve all its
 users: run this command as its owner, or when an image is built. Otherwise they

@@ -1,4 +1,4 @@
-"""Compiles the decoder and the writer in a process beside, once per installation; other code does their work meanwhile."""
+"""Compiles the decoder and the writer in a process beside, once per installation; slower code works until then."""
 
 from __future__ import annotations
 

@@ -197,9 +197,8 @@ class MessageEncoder:
     def _run(self, batch: pa.RecordBatch, expressions: Mapping[str, str]) -> dict[str, pa.Array]:
         """Return the text of each expression over the columns `c0`, `c1` and so on."""
         # Names differ in case only, perhaps, which DuckDB cannot tell apart.
-        renamed = pa.Table.from_arrays(
-            [_without_zone(unsliced(column)) for column in batch.columns], names=[f"c{n}" for n in range(batch.num_columns)]
-        )
+        columns = [_without_zone(unsliced(column)) for column in batch.columns]
+        renamed = pa.Table.from_arrays(columns, names=[f"c{n}" for n in range(len(columns))])
         self._connection.register("rows", renamed)
         try:
             wanted = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
