@@ -70,6 +70,7 @@ DURABLE_CALLS = (
     "kafka.claim",
     "kafka.join",
     "kafka.commit",
+    "registry.register",
     "letter.put",
     "letter.answers",
     "letter.settle",

@@ -19,6 +19,7 @@ import pytest  # noqa: F401
 
 import firnline
 import tests.support
+from firnline.avro.decode import warm_up as warm_up_avro
 from firnline.ndjson import decode, write
 
 
@@ -36,3 +37,4 @@ for name in (*modules_of(firnline), *modules_of(tests.support)):
         importlib.import_module(name)
 decode.warm_up()
 write.warm_up()
+warm_up_avro()

@@ -132,7 +132,8 @@ def _words(column: pa.Array, node: Node) -> Numbers:
         end = 2 * (column.offset + len(column))
         return np.frombuffer(data, np.int64, end)[2 * column.offset :] if len(column) else np.zeros(0, np.int64)
     if node.kind == k.BOOLEAN:
-        return column.fill_null(False).cast(pa.int8()).to_numpy().astype(np.int64)
+        flags: Numbers = column.fill_null(False).cast(pa.int8()).to_numpy()
+        return flags.astype(np.int64)
     if node.kind in (k.FLOAT, k.DOUBLE):
         numbers: Numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
         return numbers.view(np.int64) if node.kind == k.DOUBLE else numbers.view(np.uint32).astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from cyclopts import App
@@ -64,6 +65,10 @@ def _compile_decoder() -> str:
         for name in ("ndjson", "json", "csv"):
             open_format({"format": name}).warm_up()
         write.warm_up()
+    if importlib.util.find_spec("confluent_kafka") is not None:
+        from firnline.avro.decode import warm_up
+
+        warm_up()  # of Avro values, which topics have
     return decode.cache_folder()
 
 

@@ -1,4 +1,4 @@
-"""The keys that Kafka sources and sinks share in a spec: brokers, TLS, SASL and options of the client."""
+"""The keys that Kafka sources and sinks share in a spec: brokers, TLS, SASL, options of the client, the registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from firnline.config.fields import TEXT_IN_YAML, Config, Flag, Secret, fail
+from firnline.config.fields import TEXT_IN_YAML, Config, Flag, Location, Seconds, Secret, fail
+from firnline.config.secrets import has_reference
+from firnline.errors import ConfigError
+from firnline.http_address import HttpAddress
 
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -85,3 +88,41 @@ def check_client_options(options: dict[str, str], allowed: Collection[str]) -> d
         if name not in allowed:
             raise fail(f'"{name}" may not be set (allowed: {", ".join(sorted(allowed))})', name)
     return options
+
+
+class RegistryConfig(Config):
+    """A schema registry with Confluent's HTTP interface."""
+
+    other_words: ClassVar[dict[str, str]] = {"ca": "ca_file", "user": "username", "timeout": "timeout_secs"}
+
+    url: Secret = Field(description="https://HOST; http:// only to this machine, or with allow_http.")
+    username: str = Field(default="", description="The user, for a login by name and password.")
+    password: Secret | None = Field(default=None, description="${env:NAME} or ${file:path}.")
+    token: Secret | None = Field(default=None, description="Instead: a bearer token, ${env:NAME} or ${file:path}.")
+    ca_file: Location | None = Field(
+        default=None, description="File with the certificates to trust; by default those of the system."
+    )
+    allow_http: Flag = Field(default=False, description="Allow http:// to other machines, without encryption.")
+    timeout_secs: Seconds = Field(default=10.0, description="How long to wait for an answer.")
+
+    @model_validator(mode="after")
+    def _requests_can_be_sent(self) -> RegistryConfig:
+        url = self.url.get_secret_value()
+        if not has_reference(url):
+            try:
+                HttpAddress.parse(url, allow_http=self.allow_http, of="a registry", secrets="password")
+            except ConfigError as error:
+                raise fail(error.message, "url", hint=error.hint) from None
+        if self.token is not None and (self.username or self.password is not None):
+            raise fail("give either a token, or username and password", "token")
+        if bool(self.username) != (self.password is not None):
+            raise fail("username and password go together", "username")
+        return self
+
+
+def check_registry(value: str, registry: RegistryConfig | None) -> None:
+    """Check that Avro values and a registry go together."""
+    if value == "avro" and registry is None:
+        raise fail("value: avro needs a schema registry", "value", hint="Add `registry: {url: https://HOST:8081}`.")
+    if value != "avro" and registry is not None:
+        raise fail("a registry is used with value: avro only", "registry")

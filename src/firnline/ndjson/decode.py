@@ -29,7 +29,7 @@ from firnline.ndjson.tree import Kinds, Node, build_tree
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, type_to_text
 
-# `wrong-field-count` and `stray-quote` are reasons of CSV records.
+# `wrong-field-count` and `stray-quote` are reasons of CSV records; those that name Avro or a schema, of Avro records.
 BadReason = Literal[
     "not-json",
     "not-an-object",
@@ -39,6 +39,9 @@ BadReason = Literal[
     "does-not-fit",
     "wrong-field-count",
     "stray-quote",
+    "not-avro",
+    "unknown-schema",
+    "unsupported-schema",
 ]
 
 _FIRST_ODD = 200  # odd records to collect before the schema is widened and the block is read again

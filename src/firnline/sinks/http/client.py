@@ -8,7 +8,6 @@ import hmac
 import http.client
 import io
 import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from firnline.clock import monotonic
-from firnline.errors import ConfigError
-from firnline.sinks.http.options import HttpAddress
+from firnline.http_address import HttpAddress, tls_context
 from firnline.types import Clock
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class HttpClient:
         self._hmac_secret = hmac_secret
         self._timeout_secs = timeout_secs
         self._clock = clock
-        self._tls = _tls_context(ca_file) if address.tls else None
+        self._tls = tls_context(ca_file) if address.tls else None
         self._connection: http.client.HTTPConnection | None = None
         self._secrets = _secrets(address, headers, hmac_secret)
 
@@ -201,10 +199,3 @@ def _secrets(address: HttpAddress, headers: Mapping[str, str], hmac_secret: str)
     query = [value for _, value in parse_qsl(address.path.partition("?")[2])]
     texts = {hmac_secret, *query, *headers.values(), *(word for value in headers.values() for word in value.split())}
     return sorted((text for text in texts if len(text) >= SHORTEST_SECRET), key=len, reverse=True)
-
-
-def _tls_context(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"ca_file {ca_file} cannot be read: {error}") from error

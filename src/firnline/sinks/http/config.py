@@ -10,9 +10,10 @@ from firnline.config.fields import Count, Endpoint, Flag, Location, ReadSecret, 
 from firnline.config.secrets import has_reference
 from firnline.config.units import size_text
 from firnline.errors import ConfigError
+from firnline.http_address import HttpAddress
 from firnline.options import SinkOptions
 from firnline.sinks.config import FollowerConfig
-from firnline.sinks.http.options import DEFAULT_BATCH_BYTES, HttpAddress, HttpSinkOptions, find_bad_header
+from firnline.sinks.http.options import DEFAULT_BATCH_BYTES, HttpSinkOptions, find_bad_header
 
 
 class HttpSinkConfig(FollowerConfig):

@@ -1,15 +1,13 @@
-"""The options of an HTTP sink, and which URLs and headers it takes."""
+"""The options of an HTTP sink, and which headers it takes."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
-from urllib.parse import urlsplit
 
-from firnline.errors import ConfigError
+from firnline.http_address import HttpAddress
 from firnline.options import FollowerOptions
 from firnline.types import Json
 
@@ -44,58 +42,6 @@ class HttpSinkOptions(FollowerOptions):
 
     def own_shape(self) -> dict[str, Json]:
         return {"format": self.format, "event_id": self.event_id}
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAddress:
-    """Where requests go, parsed from a URL; `shown` has no query."""
-
-    tls: bool
-    host: str
-    port: int
-    path: str = field(repr=False)  # with the query
-
-    @classmethod
-    def parse(cls, url: str, *, allow_http: bool) -> HttpAddress:
-        """Parse a URL. Never repeats it in an error.
-
-        Raises:
-            ConfigError: it is invalid, or no place for rows.
-        """
-        hint = "Write https://HOST/PATH; keep secrets in `headers`, as ${env:NAME}."
-        try:
-            parts = urlsplit(url.strip())
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            raise ConfigError("the url of an HTTP sink is invalid", hint=hint) from None
-        if parts.scheme not in ("https", "http") or not host:
-            raise ConfigError("the url of an HTTP sink must be https://HOST/PATH", hint=hint)
-        if parts.username is not None or parts.password is not None:
-            raise ConfigError("the url of an HTTP sink has a user or a password", hint=hint)
-        if re.search(r"[\x00-\x20\x7f-\uffff]", url.strip()):
-            raise ConfigError("the url of an HTTP sink has characters that must be percent-encoded", hint=hint)
-        tls = parts.scheme == "https"
-        if not tls and not allow_http and not is_loopback(host):
-            raise ConfigError(
-                f"the url of an HTTP sink sends rows to {host} without encryption",
-                hint="Write https://, or allow it: `allow_http: true`.",
-            )
-        path = parts.path or "/"
-        return cls(tls, host, port or (443 if tls else 80), f"{path}?{parts.query}" if parts.query else path)
-
-    @property
-    def shown(self) -> str:
-        """The address for messages and for the ledger: a sink is its name plus this."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.path.partition('?')[0]}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def find_bad_header(headers: Mapping[str, str]) -> tuple[str, str] | None:

@@ -18,11 +18,12 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.faults import fault_point
+from firnline.http_address import HttpAddress
 from firnline.sinks.base import Capabilities, SinkContext
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead
 from firnline.sinks.http.batches import CONTENT_TYPES, Batch, cut_batches, same_batch
 from firnline.sinks.http.client import Answer, AnswerLostError, HttpClient, NotSentError
-from firnline.sinks.http.options import HttpAddress, HttpSinkOptions, find_bad_header
+from firnline.sinks.http.options import HttpSinkOptions, find_bad_header
 from firnline.sinks.http.progress import Progress, ProgressLog, SendRange
 from firnline.types import Delivery
 

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firnline.errors import ConfigError, SourceError
 from firnline.kafka_client import CLIENT_OPTIONS, CONSUMER_OPTIONS, QUIET, as_source_error, load_library
+from firnline.schema_registry import RegistryError
 from firnline.sources.kafka.position import PartitionId
 
 if TYPE_CHECKING:
@@ -66,6 +68,16 @@ def lend_consumer(client: Mapping[str, str]) -> Iterator[Consumer]:
             waiting.append(consumer)
             return
     consumer.close()
+
+
+@contextlib.contextmanager
+def registry_errors(source: str) -> Iterator[None]:
+    """Turn the errors of a schema registry into those of a source."""
+    try:
+        yield
+    except RegistryError as error:
+        kind = ConfigError if error.is_final else SourceError
+        raise kind(f"source {source!r}: {error}", hint=error.hint) from error
 
 
 @dataclass(frozen=True, slots=True)

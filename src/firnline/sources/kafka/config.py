@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import Flag, ReadSecret, Seconds, differ, fail
-from firnline.config.kafka import Brokers, ClientOption, SaslConfig, TlsConfig, Topic, check_client_options
+from firnline.config.kafka import (
+    Brokers,
+    ClientOption,
+    RegistryConfig,
+    SaslConfig,
+    TlsConfig,
+    Topic,
+    check_client_options,
+    check_registry,
+)
 from firnline.config.secrets import MaskedDict
 from firnline.kafka_client import CONSUMER_OPTIONS, security_settings
 from firnline.options import SourceOptions
@@ -26,6 +35,7 @@ class KafkaSourceConfig(SourceConfig):
     other_words: ClassVar[dict[str, str]] = {
         "bootstrap_servers": "brokers", "bootstrap": "brokers", "topic": "topics", "subscribe": "topics",
         "starting_offsets": "start", "auto_offset_reset": "start", "group_id": "group", "fail_on_data_loss": "on_gap",
+        "format": "value", "schema_registry": "registry",
     }  # fmt: skip
     options_class = KafkaSourceOptions
     batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 100_000, "max_bytes": 64 * 1024 * 1024, "max_ms": 200}
@@ -43,11 +53,13 @@ class KafkaSourceConfig(SourceConfig):
         description="Where a topic begins that no epoch has read: earliest, latest, or a time (RFC 3339, with a zone): "
         "the first record at or after it. New partitions of a known topic are always read from their beginning.",
     )
-    value: Literal["json", "raw"] = Field(
+    value: Literal["json", "avro", "raw"] = Field(
         default="json",
-        description="json: each value is a JSON object whose fields become columns, as in files; raw: the bytes go "
-        "into one column named value.",
+        description="json: each value is a JSON object whose fields become columns, as in files; avro: an Avro record "
+        "with the id of its schema in the registry, whose fields become columns; raw: the bytes go into one column "
+        "named value.",
     )
+    registry: RegistryConfig | None = Field(default=None, description="The schema registry of Avro values.")
     include: tuple[Included, ...] = Field(
         default=(),
         description="Facts about records that become columns: key, headers, timestamp, topic, partition and offset, in "
@@ -116,6 +128,7 @@ class KafkaSourceConfig(SourceConfig):
     def _one_way_to_name_topics(self) -> KafkaSourceConfig:
         if bool(self.topics) == bool(self.pattern):
             raise fail("give either topics or pattern", "topics")
+        check_registry(self.value, self.registry)
         return self
 
     def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:

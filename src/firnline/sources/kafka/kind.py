@@ -37,6 +37,10 @@ def warm_up(options: KafkaSourceOptions) -> None:
         from firnline.ndjson import warm_up
 
         warm_up()
+    elif options.value == "avro":
+        from firnline.avro.decode import warm_up
+
+        warm_up()
 
 
 def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, Columns]) -> SplitReader:

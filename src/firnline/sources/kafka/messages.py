@@ -26,6 +26,7 @@ class KafkaReaderSettings:
     tombstones: str = "row"
     on_bad_record: str = "quarantine"
     on_gap: str = "fail"
+    registry: dict[str, Json] | None = None  # of Avro values; may hold secrets
 
     def gap_error(self, message: str) -> SourceError:
         """Return the error for records that are missing. If reading may go on without them, the next plan passes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from firnline.options import Home, SourceOptions
 
@@ -21,7 +21,7 @@ class KafkaSourceOptions(SourceOptions):
     topics: tuple[str, ...] = ()
     pattern: str = ""  # instead of `topics`: a regular expression for whole names
     start: str = "earliest"  # or latest, or an RFC 3339 time
-    value: Literal["json", "raw"] = "json"
+    value: Literal["json", "avro", "raw"] = "json"
     include: tuple[str, ...] = ()  # of key, headers, timestamp, topic, partition, offset
     key: Literal["text", "raw"] = "text"
     tombstones: Literal["row", "skip"] = "row"
@@ -29,6 +29,7 @@ class KafkaSourceOptions(SourceOptions):
     group: str | None = None  # where acknowledged offsets are committed; None: firnline-<pipeline>; empty: nowhere
     security: Mapping[str, str] = field(default_factory=dict, repr=False)  # settings of the client; hold secrets
     client: Mapping[str, str] = field(default_factory=dict)
+    registry: Mapping[str, Any] | None = None  # of Avro values; see `SchemaRegistry`
     poll_interval_secs: float = field(default=0.1, kw_only=True)
 
     @property

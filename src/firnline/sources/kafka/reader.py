@@ -92,14 +92,17 @@ class KafkaReader(SplitReader):
         columns = ReadColumns(schema, dict(self._decoder.kinds()))
         return SplitEnd([outcome.to_json() for outcome in self._outcomes], {MAIN_PORT: columns})
 
-    def _open_decoder(self, schema: pa.Schema) -> _JsonValues | _RawValues:
+    def _open_decoder(self, schema: pa.Schema) -> _JsonValues | _AvroValues | _RawValues:
         """Return the decoder of values. Columns of facts never come from values."""
         names = set(self._facts.names)
         own = pa.schema([field for field in schema if field.name not in names])
         if self._settings.value == "raw":
             return _RawValues(own)
         columns = replace(self._columns, frozen=self._columns.frozen - names, reserved=self._columns.reserved | names)
-        return _JsonValues(own, columns, keep_tombstones=self._settings.tombstones == "row")
+        keep_tombstones = self._settings.tombstones == "row"
+        if self._settings.value == "avro":
+            return _AvroValues(self._settings, own, columns, keep_tombstones=keep_tombstones)
+        return _JsonValues(own, columns, keep_tombstones=keep_tombstones)
 
     def _read_range(self, wave: Wave, one: RangeInput, budget: Budget) -> Iterator[Sequence[Rows]]:
         checksum, at, epoch, records, size_bytes = Checksum(), one.start, one.epoch, 0, 0
@@ -201,12 +204,11 @@ class _JsonValues:
         """Return the rows, numbered by the place of their values, and the size of the values."""
         if None not in values:
             return self._decode(values, offsets, checksum)  # type: ignore[arg-type]
-        is_null = np.fromiter((value is None for value in values), np.bool_, len(values))
-        lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
-        checksum.add(offsets, lengths, b"\n".join([value or b"" for value in values]))
+        lengths, joined = _join(values)
+        checksum.add(offsets, lengths, joined)
         if self._keep_tombstones:
             return self._decode([b"{}" if value is None else value for value in values], offsets, None)
-        kept = np.flatnonzero(~is_null)
+        kept = np.flatnonzero(lengths >= 0)
         decoded, size_bytes = self._decode([v for v in values if v is not None], offsets[kept], None)
         bad = [replace(item, record=int(kept[item.record])) for item in decoded.bad]
         return replace(decoded, record_numbers=pa.array(kept[decoded.record_numbers.to_numpy()]), bad=bad), size_bytes
@@ -224,6 +226,31 @@ class _JsonValues:
         return decoded, block.consumed_bytes
 
 
+class _AvroValues:
+    """Values that are Avro records."""
+
+    def __init__(
+        self, settings: KafkaReaderSettings, schema: pa.Schema, columns: Columns, *, keep_tombstones: bool
+    ) -> None:
+        from firnline.sources.kafka.avro_values import AvroDecoder  # loads the decoder
+
+        registry = settings.registry or {}
+        self._decoder = AvroDecoder(settings.source, registry, schema, columns, keep_tombstones=keep_tombstones)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._decoder.schema
+
+    def kinds(self) -> dict[str, dict[str, int]]:
+        return {}  # the types are those of the schemas
+
+    def decode(self, values: Sequence[bytes | None], offsets: Numbers, checksum: Checksum) -> tuple[Decoded, int]:
+        """Return the rows, numbered by the place of their values, and the size of the values."""
+        lengths, joined = _join(values)
+        checksum.add(offsets, lengths, joined)
+        return self._decoder.decode(values, joined, lengths, offsets), len(joined)
+
+
 class _RawValues:
     """Values as they are, in one column."""
 
@@ -236,11 +263,16 @@ class _RawValues:
 
     def decode(self, values: Sequence[bytes | None], offsets: Numbers, checksum: Checksum) -> tuple[Decoded, int]:
         """Return the rows, numbered by their place, and the size of the values."""
-        lengths = np.fromiter((-1 if v is None else len(v) for v in values), np.int64, len(values))
-        joined = b"\n".join([value or b"" for value in values])
+        lengths, joined = _join(values)
         checksum.add(offsets, lengths, joined)
         batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=self.schema)
         return Decoded(batch, pa.array(np.arange(len(values))), []), len(joined)
+
+
+def _join(values: Sequence[bytes | None]) -> tuple[Numbers, bytes]:
+    """Return the lengths of values, -1 for none, and the values with a line feed between two."""
+    lengths = np.fromiter((-1 if value is None else len(value) for value in values), np.int64, len(values))
+    return lengths, b"\n".join([value or b"" for value in values])
 
 
 def _fact(name: str, kind: pa.DataType, messages: list[Message]) -> pa.Array:

@@ -12,6 +12,7 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError, SourceError, SourceGapError, SourceMovedError
 from firnline.faults import fault_point
 from firnline.kafka_client import as_source_error, find_unreachable, load_library
+from firnline.schema_registry import open_registry
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
@@ -34,6 +35,7 @@ from firnline.sources.kafka.clients import (
     describe_topics,
     list_offsets,
     open_admin,
+    registry_errors,
 )
 from firnline.sources.kafka.messages import GAP_HINT, KafkaReaderSettings, RangeInput, RangeOutcome
 from firnline.sources.kafka.options import KafkaSourceOptions
@@ -115,6 +117,9 @@ class KafkaSource(Source):
         if unreachable is not None:
             raise as_source_error(f"source {self.name!r}: no broker answers", self._options.brokers, unreachable)
         self._look()
+        if self._options.registry is not None:
+            with registry_errors(self.name):
+                open_registry(self._options.registry).check()
 
     def set_position(self, position: Json, words: str) -> PositionChange:
         view = self._look()
@@ -442,6 +447,7 @@ class KafkaSource(Source):
             tombstones=options.tombstones,
             on_bad_record=options.on_bad_record,
             on_gap=options.on_gap,
+            registry=dict(options.registry) if options.registry is not None else None,
         ).to_json()
 
     def sample(self, plan: SourcePlan, columns: Mapping[str, Columns]) -> Sample:

@@ -213,7 +213,7 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
 
     def decode(self, piece: ParquetPiece) -> Decoded:
         batch = piece.batch
-        target = self._grown(batch.schema)
+        target = self.grow(batch.schema)
         arrays: dict[str, pa.Array] = {}
         parts: list[pa.Array] = []
         whole = Fitted(pa.nulls(batch.num_rows))
@@ -242,7 +242,7 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
         self._check(whole.found, piece.first_record)
         return self._decoded(piece, target, arrays, parts, whole)
 
-    def _grown(self, found: pa.Schema) -> pa.Schema:
+    def grow(self, found: pa.Schema) -> pa.Schema:
         """Return the columns with those that a file adds, or whose types it widens."""
         columns = self._columns
         if columns.evolution != "add":
