@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from firnline.clock import SystemClock, monotonic
+from firnline.http_address import HttpAddress
 from firnline.sinks.http.client import AnswerLostError, HttpClient
-from firnline.sinks.http.options import HttpAddress
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 # What comes at once, and what then comes again and again: none of them ever is a whole answer.
