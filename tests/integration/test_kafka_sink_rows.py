@@ -22,6 +22,7 @@ from firnline.errors import (
     SinkWentBackError,
     error_report,
 )
+from firnline.history.dead_letters import load_dead_letters
 from firnline.history.edits.rollback import Rollback
 from firnline.names import kafka_checkpoint_topic
 from firnline.run.open_pipeline import open_pipeline
@@ -296,3 +297,23 @@ def test_the_report_of_a_lane_keeps_the_kind_of_its_failure() -> None:
     with pytest.raises(FencedError) as caught:
         check_reports([*reports, {"lane": 3, "failure": error_report(FencedError("taken over", generation=7))}])
     assert caught.value.fields["generation"] == 7
+
+
+@pytest.mark.parametrize("limit", [4_000, 24_000_000])
+def test_rows_about_as_large_as_a_topic_takes_are_delivered_or_dead_letters(
+    make_options: MakeOptions, kafka: KafkaServer, tmp_path: Path, limit: int
+) -> None:
+    """The names that headers have count, and a large topic takes what the client does not send by default."""
+    topic = kafka.new_topic(max_message_bytes=limit)
+    sizes = range(limit - 600, limit + 100, 7) if limit < 10_000 else (10, limit - 1_000_000, limit + 1_000_000)
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps({"id": number, "text": "x" * size}) for number, size in enumerate(sizes, 1)]
+    (tmp_path / "in" / "rows.json").write_text("\n".join(lines) + "\n")
+    sinks = table_and_topic(tmp_path, kafka_sink(kafka, topic, key=(), on_bad_row="dead_letter"))
+    options = make_options(name="p" * 100, sinks=sinks, max_record_bytes=2 * limit)
+    run_to_end(options)
+    dead = [one["values"]["id"] for one in load_dead_letters(open_pipeline(options))]
+    assert dead
+    delivered = topic_ids(kafka, topic)
+    assert delivered + Counter(dead) == Counter(range(1, len(lines) + 1))
+    assert len(delivered) >= len(lines) // 10

@@ -258,6 +258,22 @@ def test_bad_rows_become_dead_letters_and_no_other_row_is_lost(
     assert [letter.values["n"] for letter in letters if letter.row == 1000] == [2**31]
 
 
+@pytest.mark.parametrize("raised", ["45000", "assert_failure", "no_data_found"])
+def test_a_row_that_a_trigger_refuses_is_a_bad_row(postgres: str, ledger: Ledger, raised: str) -> None:
+    execute(
+        postgres,
+        "CREATE SCHEMA lake",
+        "CREATE TABLE lake.events (id bigint)",
+        "CREATE FUNCTION lake.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = 3 THEN RAISE EXCEPTION 'no threes' USING ERRCODE = '{raised}'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON lake.events FOR EACH ROW EXECUTE FUNCTION lake.refuse()",
+    )
+    run = drive(postgres, ledger, on_bad_row="dead_letter")
+    run.apply([{"id": number} for number in range(6)])
+    assert postgres_ids(postgres, TABLE) == Counter([0, 1, 2, 4, 5])
+    assert [(letter.row, letter.reason) for letter in read_all_letters(ledger)] == [(3, "no threes")]
+
+
 def test_a_bad_row_stops_a_sink_that_says_so(postgres: str, ledger: Ledger) -> None:
     run = drive(postgres, ledger)
     with pytest.raises(BadRowError, match=r"row demo/1/numbers/1: invalid byte sequence"):

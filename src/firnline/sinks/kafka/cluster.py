@@ -31,6 +31,7 @@ CHECKPOINT_TOPIC = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.bytes": str(64 * 1024 * 1024),
 }
+LARGEST_MESSAGE = 64 * 1024 * 1024  # that a producer sends; a broker takes requests of 100 MiB by default
 DEFAULT_LIMIT = 1_000_000  # of a message, if the cluster does not say
 _FIRST_LOOK = 8  # offsets before the end: the newest head and the markers of transactions around it
 LIBRARY_LOG = logging.getLogger("firnline.kafka")  # what the library logs is in its errors, too
@@ -200,7 +201,8 @@ class Cluster:
                 self._create_data_topic(topic)
             settings = self.settings("topic", topic)
             policy = settings.get("cleanup.policy", "delete").split(",")
-            known = TopicFacts(int(settings.get("max.message.bytes", DEFAULT_LIMIT)), "compact" in policy)
+            most = min(int(settings.get("max.message.bytes", DEFAULT_LIMIT)), LARGEST_MESSAGE)
+            known = TopicFacts(most, "compact" in policy)
             self._topics[topic] = known
         return known
 

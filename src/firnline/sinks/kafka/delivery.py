@@ -30,7 +30,7 @@ from firnline.sinks.kafka.record import LaneRecord
 from firnline.types import Json
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_MESSAGE_OVERHEAD = 200  # bytes of a batch around its only message, with the names of headers
+_MESSAGE_OVERHEAD = 270  # bytes of a batch around its only message, with all of the headers but names that a spec has
 ROW_BYTES = 70  # of headers and framing, counted in the size of a transaction
 _Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -140,7 +140,7 @@ class _RowWriter:
         if lane.encoder is None or lane.encoder.shape != epoch.shape:
             lane.encoder = MessageEncoder(epoch.shape)
         self._encoder = lane.encoder
-        self._checker = MessageChecker(cluster, epoch.shape, lane)
+        self._checker = MessageChecker(cluster, epoch.shape, lane, epoch.rows)
 
     def _messages(self, first: int) -> Iterator[Messages]:
         for rows in self._epoch.rows.read(first):
@@ -213,8 +213,9 @@ def _fitting(sizes: _Numbers, room: int, *, at_least_one: bool) -> int:
 class MessageChecker:
     """Finds messages that a topic can never hold, before they are sent."""
 
-    def __init__(self, cluster: Cluster, shape: Mapping[str, Json], lane: Lane) -> None:
+    def __init__(self, cluster: Cluster, shape: Mapping[str, Json], lane: Lane, rows: EpochRows) -> None:
         self._cluster = cluster
+        self._overhead = _MESSAGE_OVERHEAD + len(rows.id_prefix.encode()) + len(rows.pipeline.encode())
         self._lane = lane
         self._topic = str(shape["topic"])
         self._is_template = bool(template_columns(self._topic))
@@ -262,7 +263,7 @@ class MessageChecker:
             keyless = pc.is_null(messages.keys).to_numpy(zero_copy_only=False) if messages.keys is not None else here
             reason = "the key is null" if messages.keys is not None else f"topic {topic!r} is compacted: it needs a key"
             bad |= dict.fromkeys(numbers[here & keyless].tolist(), reason)
-        sizes = messages.sizes() + _MESSAGE_OVERHEAD
+        sizes = messages.sizes() + self._overhead
         for index in np.nonzero(here & (sizes > facts.max_bytes))[0].tolist():
             bad[int(numbers[index])] = (
                 f"the message has {int(sizes[index]):,} bytes, and topic {topic!r} takes {facts.max_bytes:,}"

@@ -17,7 +17,7 @@ from firnline.errors import CommitUnknownError, ConfigError, FencedError, SinkEr
 from firnline.faults import fault_point
 from firnline.names import kafka_transactional_id
 from firnline.sinks.follower import FollowerHead
-from firnline.sinks.kafka.cluster import CALL_SECONDS, CHECKPOINT_BYTES, LIBRARY_LOG, Cluster, partition_of
+from firnline.sinks.kafka.cluster import CALL_SECONDS, LARGEST_MESSAGE, LIBRARY_LOG, Cluster, partition_of
 from firnline.sinks.kafka.record import KEY, LaneRecord
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Lane:
             "acks": "all",
             "enable.idempotence": True,
             "partitioner": "murmur2_random",
-            "message.max.bytes": CHECKPOINT_BYTES + 1_000_000,
+            "message.max.bytes": LARGEST_MESSAGE,
             "delivery.report.only.error": True,
         }
         settings["batch.size"] = min(int(settings.get("batch.size", LARGEST_BATCH)), self._batch_bytes)

@@ -22,8 +22,7 @@ from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
 PATIENCE = "2s"  # for a lock at first: then `CheckpointRow.lock` ends a backend that keeps it
 GRACE_SECONDS = 15.0  # beyond the server's own timeout, before a silent server counts as lost
 # Classes and codes of errors that one row causes: the rest of the rows can be written without it.
-_ROW_CLASSES = ("22", "23", "44", "54")
-_ROW_CODES = ("P0001",)  # raised by a trigger
+_ROW_CLASSES = ("22", "23", "44", "54", *("09", "27", "38", "39", "45", "P0"))  # those of triggers and functions last
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +185,7 @@ class Database:
 
 def is_row_error(error: psycopg.Error) -> bool:
     """Whether a single row may have caused an error of COPY, INSERT or MERGE."""
-    code = error.sqlstate or ""
-    return code.startswith(_ROW_CLASSES) or code in _ROW_CODES
+    return (error.sqlstate or "").startswith(_ROW_CLASSES)
 
 
 def _is_definite(error: psycopg.Error) -> bool:
