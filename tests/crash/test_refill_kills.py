@@ -1,7 +1,9 @@
-"""A run that dies while it makes rows again, for a damaged outbox: the sink gets every row once, in order."""
+"""A run that dies while it makes rows again, for a damaged outbox or a new sink: every row arrives once, in order."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,12 +15,13 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.kills import kill_at_every_point
-from tests.support.pipelines import MakeOptions, pipeline_options, run_once, run_to_end
-from tests.support.samples import SampleInput, table_ids
+from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.samples import SampleInput, make_old, table_ids
 from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
 
 pytestmark = pytest.mark.crash
 
+MOST = None if os.environ.get("FIRNLINE_PROOF") else 2
 POINTS = ("epoch.commit.", "outbox.write.", "outbox.rebuild.", "outbox.release.", "follower.claim.", "follower.commit.")
 
 
@@ -48,7 +51,7 @@ def damage(path: Path, number: int) -> None:
         path.write_bytes(path.read_bytes()[:-7])
 
 
-def test_a_repair_that_is_killed_is_made_again(make_options: MakeOptions, tmp_path: Path) -> None:
+def test_a_repair_that_is_killed_is_made_again(tmp_path: Path) -> None:
     worlds = count()
 
     def prepare() -> PipelineOptions:
@@ -75,5 +78,51 @@ def test_a_repair_that_is_killed_is_made_again(make_options: MakeOptions, tmp_pa
         assert not list(table.rglob("rerun/*/*.arrow")), where
 
     points = [f"{name}{side}" for name in POINTS for side in ("before", "after")]
-    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=2)
+    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=MOST)
     assert {"outbox.rebuild.after", "outbox.write.after", "follower.commit.after"} <= reached.keys()
+
+
+FILL_POINTS = (
+    "delta.commit.",  # the epoch that decides it, too
+    "fill.list.",
+    "fill.release.",
+    "outbox.write.",
+    "outbox.release.",
+    "follower.claim.",
+    "follower.edit.",
+    "follower.commit.",
+)
+
+
+@pytest.mark.parametrize("way", [{"start": "beginning"}, {"copy_from": "table"}], ids=["beginning", "copy"])
+def test_a_sink_whose_filling_is_killed_gets_every_row_once(tmp_path: Path, way: dict[str, str]) -> None:
+    worlds = count()
+
+    def prepare() -> PipelineOptions:
+        folder = tmp_path / str(next(worlds))
+        sample = SampleInput(folder / "in")
+        alone = pipeline_options(
+            str(sample.folder), "", max_files=1, sinks=(DeltaSinkOptions("table", str(folder / "table")),)
+        )
+        for number in range(2):
+            sample.add(f"{number}.json", 150)
+        run_to_end(alone)
+        sample.add("later.json", 30)
+        copy = SqliteSinkOptions("copy", str(folder / "copy.db"), ranges=True, **way)  # type: ignore[arg-type]
+        return replace(alone, sinks=(*alone.sinks, copy))
+
+    def check(options: PipelineOptions, where: str) -> None:
+        finish(options, where)
+        table, copy = (Path(sink.location) for sink in options.sinks)
+        assert sqlite_ids(copy) == table_ids(table), where
+        if "start" in way:
+            assert [row["id"] for row in sqlite_rows(copy)] == sorted(table_ids(table)), where
+        SampleInput(table.parent / "in").path("last.json").write_text('{"id": 1000}\n')
+        make_old(table.parent / "in" / "last.json")
+        finish(options, where)
+        assert sqlite_ids(copy) == table_ids(table), where
+        assert not [path for path in table.rglob("_firnline/demo/rerun/**/*") if path.is_file()], where
+
+    points = [f"{name}{side}" for name in FILL_POINTS for side in ("before", "after")]
+    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=MOST)
+    assert {"fill.list.after", "fill.release.after", "outbox.write.after", "follower.commit.after"} <= reached.keys()

@@ -203,18 +203,6 @@ def test_a_follower_that_is_added_begins_with_the_next_epoch(
     assert table_ids(tmp_path / "table") == sample.ids
 
 
-def test_a_follower_that_should_get_the_past_is_refused_with_the_command_that_copies_it(
-    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
-) -> None:
-    sample.add("f1.json", 10)
-    run_to_end(options_of(make_options, tmp_path))
-    sample.add("f2.json", 10)
-    result = run_once(options_of(make_options, tmp_path, follower(tmp_path, copy_from="table"))).result
-    assert result.exit_code == 2
-    assert result.error is not None
-    assert result.error.hint == "Copy it now: firnline sinks resync copy --from table --yes"
-
-
 def test_a_follower_that_is_missing_renamed_or_moved_is_refused_by_name(
     make_options: MakeOptions, sample: SampleInput, tmp_path: Path
 ) -> None:

@@ -29,9 +29,10 @@ Output (JSON fields):
   sinks [{name, type, table (where it is, without credentials), decides, input,
   write, key, sequence_by, delete_when, exists, version, epoch, delivery
   (exactly-once, exactly-once-per-part, at-least-once), guarantee (the same in
-  plain words), required, reachable (false: an optional sink that cannot be
-  used now; its rows would wait), writable (null if unknown before the first
-  commit)}],
+  plain words), filled (what a sink that was added to a pipeline with history
+  gets first; null: nothing), required, reachable (false: an optional sink that
+  cannot be used now; its rows would wait), writable (null if unknown before the
+  first commit)}],
   copies [{path (store, local, remote), place, epoch, writable (null if unknown
   before the first write), problem}], lease (as `firnline status` shows it),
   resume {path, epoch, generation, last_committed_file},
@@ -132,6 +133,9 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
     for words in dict.fromkeys(str(sink["guarantee"]) for sink in facts["sinks"]):
         names = [sink["name"] for sink in facts["sinks"] if sink["guarantee"] == words]
         out.sentence(f"{', '.join(names)}: {words}")
+    for sink in facts["sinks"]:
+        if sink["filled"]:
+            out.sentence(f"{sink['name']}: {sink['filled']}")
     for words in filter(None, map(_upsert, facts["sinks"])):
         out.line(words)
     if facts["copies"]:

@@ -36,6 +36,7 @@ from firnline.jobs.read_job import PortContext, refuse_widening
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.options import PipelineOptions, SinkOptions
 from firnline.process import has_exited
+from firnline.run.fill import check_new, describe_fill, find_new
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Limits, Source, SourcePlan, Split
@@ -320,6 +321,7 @@ def _check_sinks(findings: _Findings) -> dict[str, Head]:
     An optional sink that cannot be used now has none: its rows would wait.
     """
     pipeline, heads = findings.pipeline, dict[str, Head]()
+    check_new(pipeline, findings.head)
     for sink in pipeline.sinks:
         try:
             findings.warnings += sink.find_caveats()
@@ -355,6 +357,7 @@ def _journal(findings: _Findings) -> dict[str, Any] | None:
 def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[str, Any]:
     pipeline = findings.pipeline
     sink = pipeline.sink(options.name)
+    new = find_new(pipeline.options, findings.head.checkpoint)
     place = _place(findings, sink, head or Head(exists=False, version=-1), is_away=head is None)
     return {
         "name": sink.name,
@@ -371,6 +374,7 @@ def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[
         "epoch": head.epoch if head else None,
         "delivery": sink.capabilities.delivery.value,
         "guarantee": _guarantee(options, sink.capabilities.delivery),
+        "filled": next((describe_fill(one) for one in new if one.name == sink.name), None),
         "required": sink.required,
         "reachable": head is not None,
         "writable": place["writable"],

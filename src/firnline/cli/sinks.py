@@ -25,8 +25,9 @@ Output of `list` (JSON: pipeline, epoch, sinks [...] with these fields):
   name, type, location, required, decides, epoch (the newest that it holds),
   last_known_epoch (of a sink that cannot be read: what the newest checkpoint
   knows, and the lag with it), epochs_behind, bytes_behind (null: not known),
-  set_aside (the reason, or null), error (why it cannot be read or written),
-  next_try_at (while a run is alive), delivery
+  set_aside (the reason, or null), filled_from (while it gets what was before
+  it was added: the beginning, or the table that is copied), error (why it
+  cannot be read or written), next_try_at (while a run is alive), delivery
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -90,6 +91,8 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
             row["state"] = "set aside"
         elif row["error"]:
             row["state"] = "cannot be read" if row["epoch"] is None else "fails"
+        elif row["filled_from"] and row["epochs_behind"]:
+            row["state"] = f"is filled from {row['filled_from']}"
         else:
             row["state"] = "decides" if row["decides"] else "catching up" if row["epochs_behind"] else "in sync"
         is_read = row["epoch"] is not None  # otherwise the newest checkpoint says what it held, or more by now

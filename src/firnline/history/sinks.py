@@ -8,7 +8,7 @@ from firnline.run.commits import staged_for
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import has_died, load_runs
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import find_away, known_sinks
+from firnline.sinks.known import BEGINNING, find_away, find_filling, known_sinks
 from firnline.types import Json
 
 
@@ -19,6 +19,10 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
     failing = runs[0].get("sinks_failing") or {} if runs else {}
     tries = find_next_tries(runs)
     away = find_away(head.checkpoint, pipeline.options.followers)
+    filled = {
+        name: "the beginning" if one.filled_from == BEGINNING else one.filled_from
+        for name, one in find_filling(head.checkpoint, pipeline.options.followers).items()
+    }
     kinds = {options.name: options.type for options in pipeline.options.ordered_sinks}
     rows = [
         {
@@ -29,6 +33,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "decides": sink is pipeline.deciding,
             "delivery": sink.capabilities.delivery.value,
             "set_aside": away.get(sink.name),
+            "filled_from": filled.get(sink.name),
             **(found := _head_of(pipeline, sink, head, failing.get(sink.name))),
             "next_try_at": tries.get(sink.name) if found["error"] else None,
         }
@@ -43,6 +48,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "decides": False,
             "delivery": None,
             "set_aside": one.set_aside or None,
+            "filled_from": None,
             "epoch": one.held,
             "last_known_epoch": one.held,
             "epochs_behind": head.epoch - one.held,

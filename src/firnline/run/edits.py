@@ -18,12 +18,13 @@ from firnline.errors import (
     SinkWentBackError,
 )
 from firnline.run.commits import entry_commit
+from firnline.run.fill import find_new
 from firnline.run.followers import check_owner, join
 from firnline.run.joining import TRIES, find_effect, join_sink, settle_edits
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
 from firnline.sinks.base import Head
-from firnline.sinks.known import find_away
+from firnline.sinks.known import find_away, find_filling
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ def perform_edit(
     generation = held.generation
     tell(f"claimed generation {generation}")
     away = find_away(held.checkpoint, pipeline.options.followers)
-    others = [sink for sink in pipeline.sinks[1:] if sink.name not in away and sink.name not in skip]
+    skip = {*skip, *away, *(one.name for one in find_new(pipeline.options, held.checkpoint))}
+    others = [sink for sink in pipeline.sinks[1:] if sink.name not in skip]
     for sink in others:
         try:
             if replaces:
@@ -102,6 +104,13 @@ def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryR
         entry, committed = look(generation)
         if committed.exists and committed.generation != generation:
             raise FencedError("another run took over while this one looked")
+        filling = find_filling(committed.checkpoint, pipeline.options.followers)
+        if filling and entry.is_history_edit:
+            raise RollbackRefusedError(
+                f"sink {min(filling)!r} is being filled with what was before it was added",
+                hint="Let the pipeline run until it is in sync (firnline sinks list), or take it out of the spec: "
+                f"firnline sinks forget {min(filling)} --yes",
+            )
         ref = pipeline.ledger.stage(entry)
         as_it_is = committed.exists and entry.kind != "restore"
         schema = deciding.find_committed_schema() if as_it_is else None

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, LedgerHoleError, SinkDivergedError, SinkWentBackError
-from firnline.options import FollowerOptions
-from firnline.run.commits import entry_commit, staged_for
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.errors import LedgerHoleError, SinkDivergedError, SinkWentBackError
+from firnline.run.commits import entry_commit, name_in, staged_for
+from firnline.run.fill import find_new
 from firnline.run.joining import ahead_of, join_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, KeepRows, RunTasks, Sink
@@ -51,25 +52,13 @@ def join(
 
 
 def begins_now(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> bool:
-    """Return whether a follower is new in a pipeline with history: it begins after the newest epoch.
+    """Return whether a follower is new in a pipeline with history, and begins after the newest epoch.
 
-    Raises:
-        ConfigError: the spec says that it should get what was before.
+    One that is to get what was before is filled instead, see `run.fill`.
     """
     if not sink.capabilities.fed_from_outbox or held.epoch >= decided.epoch or _known(sink, decided) is not None:
         return False
-    options = next(one for one in pipeline.options.followers if one.name == sink.name)
-    _check_start(options)
-    return True
-
-
-def _check_start(options: FollowerOptions) -> None:
-    if options.copy_from or options.start == "beginning":
-        source = f" --from {options.copy_from}" if options.copy_from else " --from SINK"
-        raise ConfigError(
-            f"sink {options.name!r} was added to a pipeline with history, and is to get what was before",
-            hint=f"Copy it now: firnline sinks resync {options.name}{source} --yes",
-        )
+    return sink.name not in {one.name for one in find_new(pipeline.options, decided.checkpoint)}
 
 
 def _known(sink: Sink, decided: Head) -> KnownSink | None:
@@ -83,6 +72,8 @@ def _find_beginning(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Hea
         return tip
     if tip is None or known is None:
         return None
+    if known.filled_from:
+        _check_empty(sink, held, known)
     if held.epoch < known.held and known.held > known.born:
         _check_redeliverable(pipeline, sink, max(held.epoch, known.born), tip, known)
         facts = {"sink": sink.name, "held": known.held, "holds": held.epoch}
@@ -102,7 +93,7 @@ def _check_redeliverable(pipeline: OpenPipeline, sink: Sink, epoch: int, tip: En
         missing = [
             f"the rows of epoch {entry.epoch}"
             for entry, _ in ahead_of(pipeline, tip, epoch, sink.name)
-            if sink.find_missing_staged(staged_for(entry, sink))
+            if sink.find_missing_staged(staged_for(entry, sink)) or _is_before(entry, sink, known)
         ]
     except LedgerHoleError as error:
         missing = [error.message]
@@ -112,6 +103,26 @@ def _check_redeliverable(pipeline: OpenPipeline, sink: Sink, epoch: int, tip: En
             hint=f"Bring the sink back, or copy it anew: firnline sinks resync {sink.name} --yes",
             sink=sink.name,
             epoch=epoch,
+        )
+
+
+def _is_before(entry: LedgerEntry, sink: Sink, known: KnownSink) -> bool:
+    """Return whether an epoch was made before the sink was added, and its rows are not made again."""
+    return not known.filled_from and not entry.is_history_edit and bool(entry.staged) and name_in(entry, sink) is None
+
+
+def _check_empty(sink: Sink, held: Head, known: KnownSink) -> None:
+    """Refuse to fill a sink whose target holds epochs from before it was added.
+
+    Raises:
+        SinkDivergedError: it names the ways out.
+    """
+    if max(held.epoch, held.partial) and held.generation < known.filled_since:
+        raise SinkDivergedError(
+            f"sink {sink.name!r} is to be filled, and {sink.uri} holds epoch {held.epoch} of this pipeline already",
+            hint=f"Empty the target; or copy it anew: firnline sinks resync {sink.name} --yes",
+            sink=sink.name,
+            epoch=held.epoch,
         )
 
 

@@ -22,6 +22,7 @@ from firnline.errors import (
 )
 from firnline.graph import decided_input, find_source, operator_ports, sink_input
 from firnline.options import PipelineOptions
+from firnline.run.fill import check_new, decide_fills, find_new
 from firnline.run.followers import begins_now, join
 from firnline.run.joining import ahead_of, check_new_sinks, prove_on_chain
 from firnline.run.outbox import count_spare
@@ -29,7 +30,7 @@ from firnline.run.progress import Base
 from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.run.steps import RunContext
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import check_known, find_away, known_sinks
+from firnline.sinks.known import check_known, find_away, find_filling, known_sinks
 from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
 
@@ -84,6 +85,7 @@ class Opening:
         check_known(known, self._pipeline.options.followers)
         away = find_away(held.checkpoint, self._pipeline.options.followers)
         _check_quorum(self._pipeline.options, len(self._others) + 1, away)
+        check_new(self._pipeline, held)
         for sink in self._others:
             if sink.name in away:
                 epochs[sink.name] = 0  # it counts nowhere
@@ -109,8 +111,20 @@ class Opening:
         if owed:
             self._checkpoints.begin(held)
         return m.SinksRead(
-            tip, tuple(epochs.items()), recorded=recorded, committed=held.committed, owed=owed, away=tuple(away)
+            tip,
+            tuple(epochs.items()),
+            recorded=recorded,
+            committed=held.committed,
+            owed=owed,
+            away=tuple(away),
+            filling=tuple(name for name in self._find_filled(held) if epochs.get(name, 0) < held.epoch),
         )
+
+    def _find_filled(self, held: Head) -> list[str]:
+        """Return the sinks that are being filled, or will be as soon as this run has claimed."""
+        options = self._pipeline.options
+        new = [one.name for one in find_new(options, held.checkpoint)]
+        return [*find_filling(held.checkpoint, options.followers), *new]
 
     def _read_further(self, sink: Sink, decided: Head) -> int:
         """Return the epoch of a further sink. It is on the decided chain, or a history edit leads to that chain."""
@@ -207,6 +221,7 @@ class Opening:
         else:
             held = sink.claim(self._run, again=again)
         recorder.claimed(held, self._run)
+        held = decide_fills(self._pipeline, held, self._run, held.generation)
         self._progress.generation = held.generation
         base = self._set_tip(held)
         self._jobs.sweep_all()
@@ -221,7 +236,7 @@ class Opening:
             if port is not None:
                 sink.check_columns(declared(*port))
         away = find_away(held.checkpoint, self._pipeline.options.followers)
-        return m.Claimed(held.epoch, held.attempt, held.committed, tuple(away))
+        return m.Claimed(held.epoch, held.attempt, held.committed, tuple(away), tuple(self._find_filled(held)))
 
     def _claim_onto_baseline(self) -> Head:
         """Claim onto the version that has the other tool's progress. If the table moved, read the progress again."""

@@ -16,7 +16,7 @@ from firnline.run.commits import settled_epoch
 from firnline.run.made_rows import FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
-from firnline.sinks.known import find_away, known_sinks, newest_seen, next_known
+from firnline.sinks.known import find_away, find_filling, known_sinks, newest_seen, next_known
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.storage import LocalStorage, Storage
 from firnline.types import Json
@@ -83,8 +83,9 @@ class Outbox:
         left = made.list_files()
         if listed or left:
             pipeline.open_readers()[0].check_holder(self._progress.generation)
-            filling, heads = self._filling(), self._heads()
-            made.sweep(left, set(self._progress.reruns), {name: heads.get(name, 0) for name in filling})
+            reruns, heads = set(self._progress.reruns), self._heads()
+            filling = find_filling(self._progress.head.checkpoint, pipeline.options.followers)
+            made.sweep(left, reruns, {one.head_name: heads.get(name, 0) for name, one in filling.items()})
         if not listed:
             self._waiting.clear()
             return

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +44,8 @@ from firnline.names import JOURNAL
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.commits import Restaged, bring_staged, entry_commit, name_in, settled_epoch, staged_for
+from firnline.run.fill import Filling
+from firnline.run.made_rows import FilledEpoch
 from firnline.run.observer import EpochFacts
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.operator_state import OperatorStates
@@ -126,6 +129,7 @@ class Steps:
         self._backpressure = backpressure
         self._read_again = ReadAgain(context.pipeline, context.progress)
         self._rerun = Rerun(context.pipeline, context.progress, context.jobs)
+        self._filling = Filling(context.pipeline, context.progress, self._rerun)
         self._passed_on: set[str] = set()  # requests that the sources know, by path or name
         self._learn_columns = learn_columns
         self._restaged: Restaged = {}
@@ -412,14 +416,23 @@ class Steps:
 
         Rows that are damaged in the outbox are made again from the input first.
         """
+        filled = self._filling.find(sink, entry)
+        deliver = partial(self._deliver_staged, sink, entry, ref, filled)
         try:
-            return self._deliver_staged(sink, entry, ref)
+            return deliver()
         except OutboxDamagedError as error:
             logger.warning("outbox damaged", extra={"sink": sink.name, "epoch": entry.epoch, "reason": error.message})
-            self._rerun.repair(sink, entry, staged_for(entry, sink))
-        return self._deliver_staged(sink, entry, ref)  # from the row on that the sink holds
+            self._rerun.repair(sink, entry, staged_for(entry, sink) if filled is None else filled.files)
+        return deliver()  # from the row on that the sink holds
 
-    def _deliver_staged(self, sink: Sink, entry: LedgerEntry, ref: EntryRef) -> tuple[Receipt, list[dict[str, Json]]]:
+    def _deliver_staged(
+        self, sink: Sink, entry: LedgerEntry, ref: EntryRef, filled: FilledEpoch | None
+    ) -> tuple[Receipt, list[dict[str, Json]]]:
+        if filled is not None:
+            commit = entry_commit(self._pipeline, sink, entry, ref, filled.schema, filled.files, filled=filled.shape)
+            receipt = sink.commit(commit, self._jobs.run_tasks)
+            self._filling.release(sink, entry)
+            return receipt, []
         staged = bring_staged(self._pipeline, sink, entry, self._restaged)
         schema = schema_from_json(entry.schema_of(name_in(entry, sink) or sink.name))
         commit = entry_commit(self._pipeline, sink, entry, ref, schema, staged)

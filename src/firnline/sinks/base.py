@@ -499,10 +499,11 @@ class Sink(ABC):
         """Return the distinct values of a text column over all rows; empty if rows cannot be read back."""
         return set()
 
-    def read_rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows that readers see now, for a copy into another sink.
+    def read_rows(self, epoch: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows that readers see now, or saw after an epoch, for a copy into another sink.
 
         Raises:
+            RollbackRefusedError: the sink no longer has that epoch.
             SinkError: they cannot be read, or a sink of this kind cannot give rows back.
         """
         raise SinkError(f"sink {self.name!r} cannot be copied from", hint="Name a Delta table.")

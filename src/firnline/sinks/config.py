@@ -144,10 +144,12 @@ class FollowerConfig(SinkConfig, ABC):
     start: Literal["now", "beginning"] = Field(
         default="now",
         description="Where the sink begins if it is added to a pipeline with history: with the next epoch, or with the "
-        "first, as far as the input can be read again.",
+        "first one; then every epoch is made again from its input, which must still be readable.",
     )
     copy_from: Name | None = Field(
-        default=None, description="The sink whose rows this one gets first if it is added to a pipeline with history."
+        default=None,
+        description="The Delta table of the pipeline whose rows this sink gets first if it is added to a pipeline with "
+        "history. It has the same input and the same `write`.",
     )
     renamed_from: Name | None = Field(
         default=None, description="The sink's former name, under which its target knows it."

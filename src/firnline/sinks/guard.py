@@ -158,10 +158,10 @@ class GuardedSink(Sink):
         """Whether the sink has a log of its own."""
         return self.inner.has_log
 
-    def read_rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows that readers see now."""
+    def read_rows(self, epoch: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows that readers see now, or saw after an epoch."""
         try:
-            yield from self.inner.read_rows()
+            yield from self.inner.read_rows(epoch)
         except (FirnlineError, *PASSING):
             raise
         except BaseException as error:

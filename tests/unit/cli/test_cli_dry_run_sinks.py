@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from firnline.cli.dry_run_preview import preview
 from firnline.cli.main import run_command
-from firnline.errors import SinkError
+from firnline.errors import ConfigError, SinkError
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.pipelines import MakeOptions, run_to_end
 from tests.support.samples import SampleInput
@@ -121,3 +122,28 @@ def test_secrets_of_followers_appear_nowhere(spec: Path, capfd: pytest.CaptureFi
     assert any("ledger" in str(path) for path in written)
     assert any("outbox" in str(path) for path in written)
     assert [path for path in written if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_a_new_sink_says_what_it_gets_first(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("a.json", 5)
+    alone = make_options()
+    run_to_end(alone)
+    for settings, words in (
+        ({"start": "beginning"}, "every epoch since the first, made again from the input"),
+        (
+            {"copy_from": "delta"},
+            "a copy of the rows of delta, then every later epoch; the order of rows per key is lost",
+        ),
+        ({}, None),
+    ):
+        copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), **settings)  # type: ignore[arg-type]
+        found = preview(open_pipeline(replace(alone, sinks=(*alone.sinks, copy))))["sinks"]
+        filled = next(sink["filled"] for sink in found if sink["name"] == "copy")
+        assert filled is None if words is None else words in filled
+    (sample.folder / "a.json").unlink()
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), start="beginning")
+    with pytest.raises(ConfigError, match="can no longer be read"):
+        preview(open_pipeline(replace(alone, sinks=(*alone.sinks, copy))))

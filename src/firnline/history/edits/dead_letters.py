@@ -17,10 +17,11 @@ import pyarrow as pa
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, FirnlineError
 from firnline.history.dead_letters import EVERYTHING, LetterFilter, find_letters, letter_sinks
-from firnline.history.edits.sinks import stage_rows
 from firnline.history.store import on_record
+from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
 from firnline.run.edits import perform_edit
+from firnline.run.fill import stage_rows
 from firnline.run.joining import committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
@@ -194,7 +195,13 @@ class LetterEdit:
                 hint=f"Retry them epoch by epoch: firnline dead-letters retry --sink {sink} --epoch {epochs[0]}",
             ) from error
         origins, written = [numbers[index] for index in order], 0
-        staged = stage_rows(self._pipeline, sink, attempt, rows.combine_chunks().to_batches())
+        staged = stage_rows(
+            self._pipeline,
+            sink,
+            attempt,
+            rows.combine_chunks().to_batches(),
+            outbox_folder(self._pipeline.options.name),
+        )
         for file in staged:
             file["letters"] = [list(one) for one in origins[written : written + int(file["rows"])]]
             written += int(file["rows"])

@@ -6,27 +6,23 @@ one sink: they wait in the outbox, and are delivered like any others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import pyarrow as pa
-
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, SinkError
-from firnline.graph import sink_input
 from firnline.history.store import on_record
 from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
 from firnline.run.edits import perform_edit
+from firnline.run.fill import find_copied, stage_copy
 from firnline.run.joining import committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.dead_letters import settle
 from firnline.sinks.known import KnownSink, known_sinks
-from firnline.sinks.outbox_rows import OutboxStager, outbox_target
-from firnline.storage import normalise
 from firnline.types import Json, Receipt
 
 Action = Literal["forget", "resume", "resync"]
@@ -135,24 +131,8 @@ class SinkEdit:
         """Return the sink to copy from: the named one, or the only table with the same input."""
         options = self._pipeline.options
         target = next((one for one in options.sinks if one.name == self._name), None)
-        if target is None:
-            raise ConfigError(f"the spec has no sink {self._name!r}", hint="Put it into the spec first.")
         wanted = self._copy_from or getattr(target, "copy_from", "")
-        port = sink_input(options, target)
-        same = [one.name for one in options.sinks if not one.fed_from_outbox and sink_input(options, one) == port]
-        if not wanted and len(same) == 1:
-            wanted = same[0]
-        if not wanted:
-            raise ConfigError(
-                f"sink {self._name!r} can be copied from several sinks or from none",
-                hint=f"Name one with --from; with the same input there are: {', '.join(same) or 'none'}.",
-            )
-        if wanted not in same:
-            raise ConfigError(
-                f"sink {self._name!r} cannot be copied from {wanted!r}: it is no table with the input {port!r}",
-                hint=f"With that input there are: {', '.join(same) or 'none'}.",
-            )
-        return self._pipeline.sink(wanted)
+        return self._pipeline.sink(find_copied(options, self._name, wanted))
 
     def _entry(self, head: Head, generation: int, run: str, tell: Callable[[str], None]) -> LedgerEntry:
         pipeline = self._pipeline
@@ -165,13 +145,15 @@ class SinkEdit:
         staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
         schemas: dict[str, list[dict[str, Json]]] = {}
         shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
-        before = replace(self._find_known(head), set_aside="")
+        before = replace(self._find_known(head), set_aside="", filled_from="", filled_since=0)
         if self._action == "resume":
             known[self._name] = replace(before, born=epoch, held=epoch).to_json()
         elif self._action == "resync":
             known[self._name] = replace(before, born=head.epoch, held=head.epoch, copy=epoch).to_json()
             self._check_in_sync(head)
-            staged[self._name], schema = self._copy(checkpoint.attempt)
+            folder = outbox_folder(pipeline.options.name)
+            source = self._find_source()
+            staged[self._name], schema = stage_copy(pipeline, self._name, checkpoint.attempt, source, folder)
             schemas[self._name] = schema_to_json(schema)
             tell(f"copied {sum(int(file['rows']) for file in staged[self._name])} rows into the outbox")
         return LedgerEntry(
@@ -195,39 +177,3 @@ class SinkEdit:
                 f"sink {source.name!r} holds epoch {epoch}, and epoch {head.epoch} is decided: a copy would lack rows",
                 hint="Let the pipeline run until that table is in sync (firnline sinks list), or copy another one.",
             )
-
-    def _copy(self, attempt: str) -> tuple[list[dict[str, Json]], pa.Schema]:
-        """Copy the rows of the other sink into the outbox; returns the files and the columns."""
-        schema = pa.schema([])
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            nonlocal schema
-            for batch in self._find_source().read_rows():
-                schema = batch.schema
-                yield batch
-
-        return stage_rows(self._pipeline, self._name, attempt, batches()), schema
-
-
-def stage_rows(
-    pipeline: OpenPipeline, sink: str, attempt: str, batches: Iterable[pa.RecordBatch]
-) -> list[dict[str, Json]]:
-    """Stage rows for one follower in the outbox; returns the files.
-
-    Raises:
-        SinkError: the outbox cannot be written.
-    """
-    home = pipeline.options.home
-    folder = outbox_folder(pipeline.options.name)
-    outbox = {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": folder}
-    stager = OutboxStager(outbox_target(sink, outbox, ""), attempt)
-    try:
-        for batch in batches:
-            stager.write(batch)
-        return stager.close()
-    except OSError as error:
-        stager.discard()
-        raise SinkError(f"the outbox cannot be written: {error}") from error
-    except BaseException:
-        stager.discard()
-        raise

@@ -210,10 +210,11 @@ class DeltaSink(Sink):
             raise SinkError(f"cannot read the rows of {self.name}: {error}") from error
         return found
 
-    def read_rows(self) -> Iterator[pa.RecordBatch]:
+    def read_rows(self, epoch: int | None = None) -> Iterator[pa.RecordBatch]:
         try:
             if self._table.refresh():
-                yield from self._table.delta.to_pyarrow_dataset().to_batches()
+                table = self._table.delta if epoch is None else self._table.at(self.version_of(epoch))
+                yield from table.to_pyarrow_dataset().to_batches()
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise SinkError(f"cannot read the rows of {self.name}: {error}") from error
 

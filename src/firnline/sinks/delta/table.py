@@ -74,6 +74,10 @@ class Table:
                 raise self._why_unreadable(error, at) from error
             return True
 
+    def at(self, version: int) -> DeltaTable:
+        """Return a handle of its own on an older version."""
+        return DeltaTable(self.uri, version=version, storage_options=self._options or None)
+
     def _why_unreadable(self, error: Exception, at: int) -> SinkError:
         """Return the error for a failure of delta-rs, for a handle at a version, or at none (-1)."""
         with contextlib.suppress(OSError):
