@@ -30,6 +30,7 @@ KINDS = {
     "files": "firnline.sources.files.kind",
     "delta": "firnline.sources.delta.kind",
     "kafka": "firnline.sources.kafka.kind",
+    "mysql": "firnline.sources.mysql.kind",
     "postgres": "firnline.sources.postgres.kind",
 }  # by `type` of the spec: the module, imported when a source of that kind is opened
 

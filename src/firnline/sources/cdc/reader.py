@@ -18,6 +18,7 @@ from firnline.options import OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema
+from firnline.sources.cdc.reader_settings import LogReaderSettings
 from firnline.sources.cdc.spool import SpoolFile, read_file
 from firnline.sources.cdc.tables import port_of
 from firnline.sources.columns import Columns
@@ -33,40 +34,6 @@ COMMITTED_AT, POSITION, TRANSACTION, BEFORE = "_committed_at", "_position", "_tr
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")
 _WORDS = pa.array([op.name.lower() for op in Op])
-
-
-@dataclass(frozen=True, slots=True)
-class LogReaderSettings:
-    """What a reader needs beside its split."""
-
-    root: str
-    storage_options: dict[str, str]
-    folder: str
-    default_schema: str
-    include: tuple[str, ...] = ()  # of committed_at, position, transaction, before
-
-    def to_json(self) -> dict[str, Json]:
-        return {
-            "root": self.root,
-            "storage_options": self.storage_options,
-            "folder": self.folder,
-            "default_schema": self.default_schema,
-            "include": list(self.include),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> LogReaderSettings:
-        return cls(
-            str(value["root"]),
-            dict(value["storage_options"]),
-            str(value["folder"]),
-            str(value["default_schema"]),
-            tuple(value["include"]),
-        )
-
-    @property
-    def wants_before(self) -> bool:
-        return "before" in self.include
 
 
 @dataclass(slots=True)

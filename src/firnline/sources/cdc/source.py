@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 
 from firnline.errors import FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import spool_parts
-from firnline.options import Home
 from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Source, SourcePlan, Split
 from firnline.sources.cdc.log import LogStream
+from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition
+from firnline.sources.cdc.reader_settings import LogReaderSettings
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_names, read_facts
 from firnline.sources.cdc.spooling import Spooler, SpoolSettings
 from firnline.sources.cdc.tables import TablePatterns
@@ -34,24 +35,24 @@ class LogSource(Source):
 
     def __init__(
         self,
-        name: str,
+        options: LogSourceOptions,
         *,
-        location: str,
-        home: Home,
-        folder: str,
-        tables: TablePatterns,
+        default_schema: str,
         once: bool,
         moved: tuple[str, str] | None,
-        settings: SpoolSettings,
+        settings: SpoolSettings | None = None,
     ) -> None:
-        self.name = name
-        self._location = location
-        self._home = home
-        self._folder = folder
-        self._tables = tables
+        self.name = options.name
+        self.poll_interval_secs = options.poll_interval_secs
+        self._options = options
+        self._location = options.location
+        self._home = options.home
+        self._folder = options.folder
+        self._default_schema = default_schema
+        self._tables = TablePatterns(options.tables, default_schema)
         self._once = once
         self._moved = moved
-        self._settings = settings
+        self._settings = settings or SpoolSettings()
         self._spooler: Spooler | None = None
         self._check_holder: Callable[[], None] | None = None
         self._until: Json = None  # once: where the server's log ended when the run began
@@ -249,6 +250,15 @@ class LogSource(Source):
         storage = self.storage
         names = list_names(storage, self._folder)
         delete_files(storage, self._folder, [name for name in names if (spool_parts(name) or (0,))[0] <= number])
+
+    def reader_settings(self) -> dict[str, Json]:
+        return LogReaderSettings(
+            root=self._home.root,
+            storage_options=dict(self._home.storage_options),
+            folder=self._folder,
+            default_schema=self._default_schema,
+            include=self._options.include,
+        ).to_json()
 
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None

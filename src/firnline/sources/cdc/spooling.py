@@ -189,10 +189,10 @@ class Spooler:
 
     def _read(self) -> None:
         self._check_holder()
-        place = self._end.place
-        if place is None:
-            place = self._stream.begin()
-        self._stream.open(place)
+        if self._end.place is None:  # the first epoch records where reading begins
+            begin = _Open(b"", self._end)
+            self._write(begin, Mark(self._stream.begin()), b"", rows=0)
+        self._stream.open(self._end.place)
         self._connected = True
         if self._lost is not None:
             logger.info("log connected again", extra={"source": self._name})

@@ -5,34 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from firnline.names import spool_folder
-from firnline.options import Home, SourceOptions
+from firnline.options import Home
 from firnline.postgres_client import place_of
+from firnline.sources.cdc.options import LogSourceOptions
 
 DEFAULT_SCHEMA = "public"
+_NAME_BYTES = 63
 
 
 @dataclass(frozen=True, slots=True)
-class PostgresSourceOptions(SourceOptions):
+class PostgresSourceOptions(LogSourceOptions):
     """A PostgreSQL source: the changes of tables, from the server's log."""
 
     type: ClassVar[str] = "postgres"
-    replays_quarantine: ClassVar[bool] = False
 
-    dsn: str = field(repr=False)  # holds the password
-    tables: tuple[str, ...] = ()
-    slot: str | None = None  # None: firnline_<pipeline>_<source>
-    publication: str | None = None  # None: the name of the slot
-    include: tuple[str, ...] = ()  # of committed_at, position, transaction, before
-    home: Home = field(default_factory=lambda: Home(""))
-    folder: str = ""
-    poll_interval_secs: float = field(default=0.1, kw_only=True)
+    slot: str | None = field(default=None, kw_only=True)  # None: firnline_<pipeline>_<source>
+    publication: str | None = field(default=None, kw_only=True)  # None: the name of the slot, and made by us
 
     @property
     def location(self) -> str:
         return place_of(self.dsn)
 
     def for_pipeline(self, name: str, home: Home) -> PostgresSourceOptions:
-        default = "".join(sign if sign.isalnum() else "_" for sign in f"firnline_{name}_{self.name}".lower())[:63]
-        slot = self.slot if self.slot is not None else default
-        return replace(self, slot=slot, home=home, folder=spool_folder(name, self.name))
+        signs = f"firnline_{name}_{self.name}".lower()
+        default = "".join(sign if sign.isascii() and sign.isalnum() else "_" for sign in signs)[:_NAME_BYTES]
+        known = LogSourceOptions.for_pipeline(self, name, home)
+        assert isinstance(known, PostgresSourceOptions)
+        return replace(known, slot=self.slot if self.slot is not None else default)

@@ -359,7 +359,7 @@ class UpsertSink(DeltaSink):
 
     def _create(self, commit: EpochCommit) -> None:
         columns = table_columns(commit.schema)
-        if len(columns):  # else its rows are still to come
+        if not self._awaits_rows(columns):
             changed = [file for file in commit.files if file.get("kind") == CHANGES]
             key = self._key_of(changed) if changed else self._options.key
             order = changed[0].get(SEQUENCE_BY) if changed else self._options.sequence_by
@@ -374,8 +374,12 @@ class UpsertSink(DeltaSink):
         self._check_rewritable()
         self._check_table_key(self._options.key, "and the spec upserts")
         columns = self._table.schema()
-        if not set(columns.names) <= set(self._placeholder().names):  # else its rows are still to come
+        if not self._awaits_rows(columns):
             check_key(self._options.key, columns)
+
+    def _awaits_rows(self, columns: pa.Schema) -> bool:
+        """Return whether a table has no columns of its own yet: its rows are still to come."""
+        return set(columns.names) <= set(self._placeholder().names)
 
     def _check_rewritable(self) -> None:
         """Refuse a table whose files hold less, or more, than their rows, or from which no row may be deleted."""

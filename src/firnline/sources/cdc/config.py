@@ -1,0 +1,38 @@
+"""The keys that all sources have which capture changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from firnline.config.fields import Seconds, differ, fail
+from firnline.sources.config import SourceConfig
+
+Included = Literal["committed_at", "position", "transaction", "before"]
+
+
+class LogSourceConfig(SourceConfig):
+    """A source that captures the changes of tables from a server's log."""
+
+    ports: ClassVar[tuple[str, ...] | None] = None
+    batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 100_000, "max_bytes": 64 * 1024 * 1024, "max_ms": 200}
+
+    tables: tuple[str, ...] = Field(
+        description="Tables to capture: schema.table (of MySQL database.table), with * and ? for any characters. "
+        "Without a schema: in public, or in the database of the dsn. A leading ! excludes."
+    )
+    include: tuple[Included, ...] = Field(
+        default=(),
+        description="Facts about changes that become columns: committed_at, position, transaction and before, in "
+        "_committed_at, _position, _transaction and _before.",
+    )
+    poll_interval_secs: Seconds = Field(default=0.1, description="Seconds between two looks for new transactions.")
+
+    @field_validator("tables")
+    @classmethod
+    def _some_tables(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        if not any(not table.startswith("!") for table in tables):
+            raise fail("name at least one table")
+        return differ(tables, "table")

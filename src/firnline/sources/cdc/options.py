@@ -1,0 +1,26 @@
+"""The options that all sources have which capture changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from firnline.names import spool_folder
+from firnline.options import Home, SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LogSourceOptions(SourceOptions):
+    """A source that captures the changes of tables from a server's log."""
+
+    replays_quarantine: ClassVar[bool] = False
+
+    dsn: str = field(repr=False)  # holds the password
+    tables: tuple[str, ...] = ()
+    include: tuple[str, ...] = field(default=(), kw_only=True)  # of committed_at, position, transaction, before
+    home: Home = field(default_factory=lambda: Home(""), kw_only=True)
+    folder: str = field(default="", kw_only=True)  # of the spool, in the home
+    poll_interval_secs: float = field(default=0.1, kw_only=True)
+
+    def for_pipeline(self, name: str, home: Home) -> LogSourceOptions:
+        return replace(self, home=home, folder=spool_folder(name, self.name))

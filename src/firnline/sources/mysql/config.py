@@ -1,0 +1,39 @@
+"""The keys of a source in a spec that captures changes from MySQL or MariaDB."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from firnline.config.fields import ReadSecret, Secret
+from firnline.options import SourceOptions
+from firnline.sources.cdc.config import LogSourceConfig
+from firnline.sources.mysql.options import MySqlSourceOptions
+
+
+class MySqlSourceConfig(LogSourceConfig):
+    """A MySQL or MariaDB source: captures the changes of tables from the server's binary log."""
+
+    other_words: ClassVar[dict[str, str]] = {"table": "tables", "url": "dsn"}
+    options_class = MySqlSourceOptions
+
+    type: Literal["mysql"] = Field(default="mysql", description="Kind of source.")
+    dsn: Secret = Field(
+        description="Connection: mysql://user:password@host:3306/database (several hosts with commas), best as "
+        "${env:NAME} or ${file:path}."
+    )
+    server_id: int | None = Field(
+        default=None,
+        ge=1,
+        le=4_294_967_295,
+        description="The id as which the reader is known to the server; no replica may have it. Default: made from the "
+        "names of pipeline and source.",
+    )
+
+    def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
+        """Return the options of the source."""
+        values: dict[str, Any] = self.plain(read_secret)
+        for key in ("type", "schema_"):
+            values.pop(key)
+        return MySqlSourceOptions(name=name, schema=self.schema_.build(), **values)

@@ -1,0 +1,40 @@
+"""The MySQL and MariaDB source, in the driver."""
+
+from __future__ import annotations
+
+from firnline.sources.cdc.log import LogStream
+from firnline.sources.cdc.source import LogSource
+from firnline.sources.mysql.options import MySqlSourceOptions
+from firnline.sources.mysql.stream import MySqlStream
+from firnline.types import Json
+
+
+class MySqlSource(LogSource):
+    """The tables of a MySQL or MariaDB server."""
+
+    kind = "mysql"
+
+    def __init__(self, options: MySqlSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
+        super().__init__(options, default_schema=options.database, once=once, moved=moved)
+        self._mysql = options
+
+    def open_stream(self) -> LogStream:
+        return self._stream()
+
+    def _stream(self) -> MySqlStream:
+        assert self._mysql.server_id is not None
+        return MySqlStream(self._mysql.dsn, self._tables.covers, self._mysql.server_id)
+
+    def describe_place(self, place: Json) -> dict[str, Json]:
+        return describe_place(place)
+
+    def check(self) -> None:
+        self._stream().check()
+
+
+def describe_place(place: Json) -> dict[str, Json]:
+    """Return a place for people."""
+    if place is None:
+        return {}
+    found: dict[str, Json] = {"file": place["file"], "pos": place["pos"]}
+    return {**found, "gtid_set": place["gtid_set"]} if place["gtid_set"] else found

@@ -1,0 +1,68 @@
+"""MySQL and MariaDB as sources: changes of real servers in Delta tables, compared with the database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from firnline.options import BatchOptions, PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.mysql.options import MySqlSourceOptions
+from tests.support.captured import delta_rows, history
+from tests.support.mysql import BinlogServer
+from tests.support.pipelines import run_once, run_to_end
+
+DATABASE = "shop"
+ORDERS = f"CREATE TABLE {DATABASE}.orders (id bigint PRIMARY KEY, amount decimal(10,2), note varchar(500))"
+
+
+def captured(server: BinlogServer, folder: Path) -> PipelineOptions:
+    return PipelineOptions(
+        name="shop",
+        sources=(MySqlSourceOptions("db", f"{server.dsn}/{DATABASE}", ("orders",)),),
+        sinks=(
+            DeltaSinkOptions("history", str(folder / "history"), input="db.orders"),
+            DeltaSinkOptions("current", str(folder / "current"), input="db.orders", write="upsert", key=("id",)),
+        ),
+        batch=BatchOptions(max_events=1000),
+    )
+
+
+def check_current(server: BinlogServer, folder: Path) -> None:
+    """The current state is what the database holds."""
+    held = server.run(f"SELECT id, amount, note FROM {DATABASE}.orders")
+    assert delta_rows(folder / "current", "id", "amount", "note") == sorted((tuple(row) for row in held), key=repr)
+
+
+def test_changes_become_history_and_current_state(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", ORDERS)
+    options = captured(binlog_server, tmp_path)
+    run_to_end(options)
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (0, 1.5, 'before')")
+    run_to_end(options)
+    values = ", ".join(f"({number}, {number / 4}, 'n{number}')" for number in range(1, 1500))
+    binlog_server.run(
+        f"INSERT INTO {DATABASE}.orders VALUES {values}",
+        f"UPDATE {DATABASE}.orders SET amount = -1 WHERE id <= 10",
+        f"DELETE FROM {DATABASE}.orders WHERE id = 11",
+        f"UPDATE {DATABASE}.orders SET id = 9000 WHERE id = 12",
+    )
+    run_to_end(options)
+    check_current(binlog_server, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"insert": 1501, "update": 11, "delete": 2}
+    assert run_once(options).result.epochs == 0
+
+
+def test_nothing_is_read_twice_and_nothing_is_lost_between_runs(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", ORDERS)
+    options = captured(binlog_server, tmp_path)
+    run_to_end(options)
+    for number in range(4):
+        binlog_server.run(
+            f"INSERT INTO {DATABASE}.orders VALUES ({number}, 0, 'x')",
+            "FLUSH BINARY LOGS",
+            f"UPDATE {DATABASE}.orders SET amount = amount + 1",
+        )
+        run_to_end(options)
+    check_current(binlog_server, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"insert": 4, "update": 10}
