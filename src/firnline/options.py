@@ -14,7 +14,9 @@ MEBIBYTE = 1024 * 1024
 # The columns that make a row a change by key, and the words of the first.
 OP = "_op"
 SEQUENCE = "_sequence"
-OPERATIONS = ("insert", "update", "delete")
+MISSING = "_missing"  # of a change row: the columns whose values it does not have; the row keeps the old ones
+TRUNCATE = "truncate"  # the word of `_op` of a change row without a key: all rows before it are gone
+OPERATIONS = ("insert", "update", "delete", "read", TRUNCATE)  # words of `_op`; read: the row of a snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,3 +88,51 @@ def test_tables_that_are_not_captured_are_left_out(database: str, tmp_path: Path
     published = query(database, "SELECT tablename FROM pg_publication_tables")
     assert published == [("orders",)]
     assert history(tmp_path) == [(1, "insert")]
+
+
+def test_large_values_that_an_update_leaves_unchanged_stay(database: str, tmp_path: Path) -> None:
+    """Such values are not in the log: within an epoch, over several, and for a row that is new in the epoch."""
+    large = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g)"
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, f"INSERT INTO orders VALUES (1, 1, {large}), (2, 1, {large}), (3, 1, {large}), (4, 1, 'short')")
+    run_to_end(options)
+    execute(
+        database,
+        "UPDATE orders SET amount = 2 WHERE id IN (1, 4)",
+        "UPDATE orders SET amount = 3 WHERE id = 1",
+        f"UPDATE orders SET note = {large} || 'x', amount = 4 WHERE id = 2",
+        "UPDATE orders SET amount = 5 WHERE id = 2",
+        "DELETE FROM orders WHERE id = 3",
+        f"INSERT INTO orders VALUES (3, 1, {large} || 'y')",
+        "UPDATE orders SET amount = 6 WHERE id = 3",
+        f"INSERT INTO orders VALUES (5, 1, {large} || 'z')",
+        "UPDATE orders SET amount = 7 WHERE id = 5",
+    )
+    run_to_end(options)
+    check_current(database, tmp_path)
+    missing = delta_rows(tmp_path / "history", "id", "_op", "_missing")
+    assert (1, "update", ["note"]) in missing
+    assert (4, "update", None) in missing
+
+
+def test_an_emptied_table_is_emptied_in_that_commit(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "INSERT INTO orders SELECT g, g, 'x' FROM generate_series(1, 50) g")
+    run_to_end(options)
+    execute(
+        database,
+        "INSERT INTO orders VALUES (60, 1, 'gone')",
+        "TRUNCATE orders",
+        "INSERT INTO orders VALUES (7, 7, 'new')",
+    )
+    run_to_end(options)
+    check_current(database, tmp_path)
+    execute(database, "TRUNCATE orders")
+    run_to_end(options)
+    check_current(database, tmp_path)
+    execute(database, "INSERT INTO orders VALUES (8, 8, 'again')")
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"insert": 53, "truncate": 2}

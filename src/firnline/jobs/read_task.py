@@ -30,6 +30,7 @@ from firnline.sinks.base import Stager
 from firnline.sinks.registry import open_stagers
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
+from firnline.sources.decoding import find_rows
 from firnline.sources.guard import guarding
 from firnline.sources.headers import add_headers
 from firnline.sources.registry import open_reader
@@ -230,11 +231,15 @@ class _PortWriter:
 
     def _note_keyless(self, rows: Rows, batch: pa.RecordBatch) -> None:
         """Note the first row that lacks a value of a key."""
+        is_row = find_rows(batch)
         for name in self._keys:
             index = batch.schema.get_field_index(name)
             if name in self.keyless or (index >= 0 and not batch.column(index).null_count):
                 continue
-            at = pc.index(pc.is_null(batch.column(index)), True).as_py() if index >= 0 else 0
+            lacks = pc.is_null(batch.column(index)) if index >= 0 else pa.repeat(pa.scalar(True), batch.num_rows)
+            at = pc.index(lacks if is_row is None else pc.and_(lacks, is_row), True).as_py()
+            if at < 0:
+                continue
             self.keyless[name] = f"{rows.origin}, record {rows.record_numbers[at].as_py()}"
 
     def _note_filled(self, batch: pa.RecordBatch) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.ndjson import Block, Decoded, DecodeOptions, Decoder, KindCounter
+from firnline.options import OP, TRUNCATE
 from firnline.schema import RESCUED_COLUMN
 from firnline.sources.columns import Columns
 
@@ -66,6 +67,15 @@ class RecordDecoder(ABC, Generic[P]):
     def kinds(self) -> dict[str, dict[str, int]]:
         """Return the counted kinds of values by path; see `ndjson.infer`."""
         return {}
+
+
+def find_rows(batch: pa.RecordBatch) -> pa.Array | None:
+    """Return which change rows are about one row, and so have its key; None if all are: no table was emptied."""
+    index = batch.schema.get_field_index(OP)
+    if index < 0 or not pa.types.is_string(batch.schema.field(index).type):
+        return None
+    is_row = pc.not_equal(pc.fill_null(batch.column(index), ""), TRUNCATE)
+    return None if pc.all(is_row, min_count=0).as_py() else is_row
 
 
 def with_rescued(decoder: RecordDecoder[Any], batch: pa.RecordBatch, rescued: pa.Array) -> pa.RecordBatch:

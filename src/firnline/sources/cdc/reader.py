@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from firnline.errors import SchemaError, SourceError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
-from firnline.options import OP
+from firnline.options import MISSING, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema
@@ -29,7 +29,6 @@ from firnline.storage import open_storage
 from firnline.types import Json
 
 BATCH_ROWS = 65_536
-MISSING = "_missing"  # columns whose values a change row does not have, because the log left them out
 COMMITTED_AT, POSITION, TRANSACTION, BEFORE = "_committed_at", "_position", "_transaction", "_before"
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import DamagedError, SchemaError, SinkError
-from firnline.options import OP, OPERATIONS, SEQUENCE
+from firnline.options import MISSING, OP, OPERATIONS, SEQUENCE, TRUNCATE
 from firnline.schema import type_to_text
 from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.stage import partition_text
@@ -81,6 +81,8 @@ class Changes:
     keys: pa.Table
     keeps: Mask
     sequence: pa.Array | None = None
+    unknown: Mapping[str, Mask] = field(default_factory=dict)  # by column: changes under which the old value stays
+    empties: bool = False  # the table is emptied before these changes
 
     def __len__(self) -> int:
         return len(self.keeps)
@@ -106,22 +108,38 @@ def load_changes(
             raise SchemaError(
                 f"rows for an upsert lack the column {name}", hint="Feed the sink from an operator that makes changes."
             )
-    check_key(key, rows.schema)
     operation = rows.column(OP).cast(pa.string())
-    unknown = pc.filter(operation, pc.invert(pc.is_in(operation, pa.array(OPERATIONS))))
-    if len(unknown):
+    odd = pc.filter(operation, pc.invert(pc.is_in(operation, pa.array(OPERATIONS))))
+    if len(odd):
         raise SchemaError(
-            f"a change row has {OP} {unknown[0].as_py()!r}", hint=f"It must be one of {', '.join(OPERATIONS)}."
+            f"a change row has {OP} {odd[0].as_py()!r}", hint=f"It must be one of {', '.join(OPERATIONS)}."
         )
-    keys = pa.table({name: comparable(rows.column(name), name in partition_by) for name in key})
+    emptied = pc.equal(operation, TRUNCATE).to_numpy()
+    if emptied.any():  # in the order of the files: only what comes after the last one counts
+        rows = rows.slice(len(emptied) - int(np.argmax(emptied[::-1])))
+        operation = rows.column(OP).cast(pa.string())
+    if rows.num_rows:
+        check_key(key, rows.schema)
+        keys = pa.table({name: comparable(rows.column(name), name in partition_by) for name in key})
+    else:
+        keys = pa.table({name: pa.nulls(0) for name in key})
     order = _order_of_records(rows, files[0][SEQUENCE_BY]) if of_records else rows.column(SEQUENCE).cast(pa.int64())
-    chosen = _newest(keys, order)
+    sorted_rows, ends = _by_key(keys, order)
+    chosen = sorted_rows[ends]
     keeps = pc.not_equal(operation, "delete").to_numpy()
+    values = rows.select(table_columns(rows.schema).names)
+    unknown: dict[str, Mask] = {}
+    if MISSING in rows.column_names and rows.column(MISSING).null_count < rows.num_rows:
+        newest, unknown = _merge(values, _one_array(rows.column(MISSING)), keeps, sorted_rows, ends)
+    else:
+        newest = values.take(chosen)
     return Changes(
-        rows=rows.select(table_columns(rows.schema).names).take(chosen).combine_chunks(),
+        rows=newest.combine_chunks(),
         keys=keys.take(chosen).combine_chunks(),
         keeps=keeps[chosen],
         sequence=_one_array(order).take(chosen) if of_records and files[0][SEQUENCE_BY] else None,
+        unknown=unknown,
+        empties=bool(emptied.any()),
     )
 
 
@@ -183,8 +201,35 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
-    """Return the row numbers of the newest change of each key, in the order of the keys."""
+def _merge(
+    values: pa.Table, missing: pa.Array, keeps: Mask, sorted_rows: Indices, ends: Mask
+) -> tuple[pa.Table, dict[str, Mask]]:
+    """Return of every key the newest value of each column, and where no change has one: the old value stays there.
+
+    A delete has all values: none of the row is left. `ends` are the newest changes among `sorted_rows`.
+    """
+    count = len(sorted_rows)
+    begins = np.concatenate(([True], ends[:-1]))
+    first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))  # of each change: the first one of its key
+    lists = missing.take(pa.array(sorted_rows))
+    owner = pc.list_parent_indices(lists).to_numpy()
+    names = lists.flatten().to_numpy(zero_copy_only=False)
+    columns, unknown = [], dict[str, Mask]()
+    for name in values.column_names:
+        has_value = np.ones(count, np.bool_)
+        has_value[owner[names == name]] = False
+        has_value |= ~keeps[sorted_rows]
+        newest = np.maximum.accumulate(np.where(has_value, np.arange(count), -1))
+        is_known = newest >= first
+        at = np.where(is_known, newest, np.arange(count))[ends]
+        columns.append(_one_array(values.column(name)).take(pa.array(sorted_rows[at])))
+        if not is_known[ends].all():
+            unknown[name] = ~is_known[ends]
+    return pa.table(columns, names=values.column_names), unknown
+
+
+def _by_key(keys: pa.Table, sequence: pa.ChunkedArray) -> tuple[Indices, Mask]:
+    """Return the row numbers of all changes by key, oldest first, and which of them are the newest of their key."""
     count, plain = keys.num_rows, _one_array(sequence)
     # A row without a sequence is the oldest: null would sort as the newest.
     order = keys.append_column("\0known", pc.invert(_is_lowest(plain))).append_column("\0sequence", plain)
@@ -192,12 +237,11 @@ def _newest(keys: pa.Table, sequence: pa.ChunkedArray) -> Indices:
     by = [(name, "ascending") for name in order.column_names]
     sorted_rows: Indices = pc.sort_indices(order, sort_keys=by).to_numpy().astype(np.int64)
     if count == 0:
-        return sorted_rows
+        return sorted_rows, np.empty(0, np.bool_)
     same = np.ones(count - 1, np.bool_)
     for column in keys.columns:
         same &= _equal_to_next(_one_array(column).take(sorted_rows))
-    chosen: Indices = sorted_rows[np.append(~same, True)]
-    return chosen
+    return sorted_rows, np.append(~same, True)
 
 
 def _equal_to_next(column: pa.Array) -> Mask:
@@ -257,14 +301,14 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         SchemaError: a column cannot be cast without loss.
     """
     columns: list[Any] = []
-    for field in schema:
-        index = batch.schema.get_field_index(field.name)
+    for wanted in schema:
+        index = batch.schema.get_field_index(wanted.name)
         if index < 0:
-            columns.append(pa.nulls(batch.num_rows, field.type))
+            columns.append(pa.nulls(batch.num_rows, wanted.type))
             continue
         column = batch.column(index)
         try:
-            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+            columns.append(column if column.type.equals(wanted.type) else column.cast(wanted.type))
         except pa.ArrowException as error:
-            raise SchemaError(f"column {field.name} is {column.type}, not {field.type}: {error}") from error
+            raise SchemaError(f"column {wanted.name} is {column.type}, not {wanted.type}: {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

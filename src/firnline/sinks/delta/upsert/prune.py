@@ -60,6 +60,11 @@ class KeyRanges:
         chosen = actions.filter(pa.array(mask))
         return list(_files(chosen, partitions)), set(paths)
 
+    @staticmethod
+    def all_files(delta: DeltaTable) -> list[ActiveFile]:
+        """Return the files of a version."""
+        return list(_files(pa.table(delta.get_add_actions()), list(delta.metadata().partition_columns)))
+
     def find_row_groups(self, metadata: pq.FileMetaData, types: pa.Schema) -> list[int]:
         """Return the row groups of a file that may hold a changed key, by the statistics in its footer."""
         groups = range(metadata.num_row_groups)

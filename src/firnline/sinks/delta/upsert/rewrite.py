@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from firnline.errors import SinkError
+from firnline.errors import SchemaError, SinkError
 from firnline.faults import fault_point
 from firnline.sinks.delta.stage import ParquetStager
 from firnline.sinks.delta.upsert.changes import (
@@ -265,6 +265,7 @@ class _Rewriter:
             if not len(rows):
                 return RewrittenFile(file.path, older=older)
             placed = self._find_placed(changes, file, older)
+            self._check_moved(changes[~placed], file.partition_values)
             staged = self._write(parquet, file.partition_values, rows, changes, placed)
         if sum(int(f["rows"]) for f in staged) != found - len(rows) + int(placed.sum()):
             for staged_file in staged:
@@ -337,6 +338,24 @@ class _Rewriter:
         found: Mask = first & stays[changes]
         return found
 
+    def _check_moved(self, changes: Indices, values: Mapping[str, str | None]) -> None:
+        """Refuse a change that moves a row to another partition and lacks a value of it.
+
+        Raises:
+            SchemaError: it names the column.
+        """
+        if not self._shared.changes.unknown:
+            return
+        moves = self._shared.changes.keeps & ~self._is_of_partition(values)
+        for name, unknown in self._shared.changes.unknown.items():
+            if (unknown & moves)[changes].any():
+                raise SchemaError(
+                    f"a change moves a row to another partition, and the log does not have its value of {name!r}",
+                    hint="Partition the table by columns of the key, or let the database log whole rows "
+                    "(PostgreSQL: ALTER TABLE ... REPLICA IDENTITY FULL; MySQL: binlog_row_image = FULL).",
+                    column=name,
+                )
+
     def _is_of_partition(self, values: Mapping[str, str | None]) -> Mask:
         """Return for each change whether its new row belongs to this partition."""
         found = np.ones(len(self._shared.changes), np.bool_)
@@ -381,8 +400,22 @@ class _Rewriter:
         order[rows[placed]] = count + np.arange(int(placed.sum()))
         left = np.ones(count, np.bool_)
         left[rows[~placed]] = False
-        new = self._new_rows(changes[placed], self._data)
+        new = self._with_old_values(self._new_rows(changes[placed], self._data), batch, rows[placed], changes[placed])
         return pa.concat_batches([batch, new]).take(pa.array(order[left]))
+
+    def _with_old_values(
+        self, new: pa.RecordBatch, batch: pa.RecordBatch, rows: Indices, changes: Indices
+    ) -> pa.RecordBatch:
+        """Return new rows with the values that the rows of a batch had before, where the changes have none."""
+        for name, unknown in self._shared.changes.unknown.items():
+            index = new.schema.get_field_index(name)
+            stays = unknown[changes]
+            if index >= 0 and stays.any():
+                old = batch.column(index).take(pa.array(rows))
+                new = new.set_column(
+                    index, new.schema.field(index), pc.if_else(pa.array(stays), old, new.column(index))
+                )
+        return new
 
     def _new_rows(self, numbers: Indices, schema: pa.Schema) -> pa.RecordBatch:
         chosen = self._shared.changes.rows.take(pa.array(numbers)).combine_chunks()

@@ -90,6 +90,12 @@ class UpsertWork:
         """
         schema = pa.schema([f.with_nullable(True) for f in widen(table.schema(), types)])
         self.task = replace(self.task, schema=schema)
+        if self.changes.empties:
+            nothing = np.empty(0, np.int64)
+            files = KeyRanges.all_files(table.delta)
+            self._done = {file.path: _Done(file, [], nothing, nothing, nothing) for file in files}
+            self._insert(np.flatnonzero(self.changes.keeps), run_tasks)
+            return self._exchange()
         ranges = KeyRanges(self.changes.keys, self.task.partition_by)
         candidates, active = ranges.find_candidates(table.delta)
         for path in [path for path in self._done if path not in active]:
@@ -177,7 +183,7 @@ class UpsertWork:
 
     def _exchange(self) -> Exchange:
         now_ms = int(time.time() * 1000)
-        touched = [one for one in self._done.values() if len(one.matched)]
+        touched = [one for one in self._done.values() if len(one.matched) or self.changes.empties]
         matched = np.zeros(len(self.changes), np.bool_)
         for one in touched:
             matched[one.matched] = True
@@ -192,12 +198,15 @@ class UpsertWork:
             facts={
                 "inserted": int((keeps & ~matched & ~older).sum()),
                 "updated": int((keeps & matched & ~older).sum()),
-                "deleted": int((~keeps & matched & ~older).sum()),
+                "deleted": self._count_emptied() + int((~keeps & matched & ~older).sum()),
                 "files_rewritten": len(touched),
                 **({"older": int(older.sum())} if self.changes.sequence is not None else {}),
             },
             touched=frozenset(one.file.path for one in touched),
         )
+
+    def _count_emptied(self) -> int:
+        return sum(one.file.rows or 0 for one in self._done.values()) if self.changes.empties else 0
 
     def _discard(self, staged: Sequence[dict[str, Json]]) -> None:
         """Delete our files that no commit names."""
@@ -315,7 +324,8 @@ class UpsertSink(DeltaSink):
         if self._work is not None and self._work.attempt == attempt:
             return self._work
         key = self._key_of(changed)
-        self._check_columns(key, self._table.schema(), changed[0].get(SEQUENCE_BY))
+        if not self._awaits_rows(self._table.schema()):
+            self._check_columns(key, self._table.schema(), changed[0].get(SEQUENCE_BY))
         partition_by = self._table.partition_columns()
         task = RewriteTask(
             type=self._options.type,

@@ -22,7 +22,7 @@ from firnline.ndjson import (
 )
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok, merge, type_to_text
-from firnline.sources.decoding import RecordDecoder
+from firnline.sources.decoding import RecordDecoder, find_rows
 from firnline.sources.files.formats.arrow_fit import (
     Fitted,
     Mask,
@@ -218,6 +218,8 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
         parts: list[pa.Array] = []
         whole = Fitted(pa.nulls(batch.num_rows))
         names = batch.schema.names
+        is_row = find_rows(batch)
+        present = None if is_row is None else is_row.to_numpy(zero_copy_only=False)
         for column in target:
             if column.name == RESCUED_COLUMN:
                 continue
@@ -228,7 +230,7 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
             else:
                 fitted = Fitted(pa.nulls(batch.num_rows, column.type))
             if column.name not in self._columns.reserved:
-                add_required(fitted, column)
+                add_required(fitted, column, present)
             arrays[column.name] = fitted.values
             whole.found += fitted.found
             if fitted.missing is not None:
