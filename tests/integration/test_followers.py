@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -365,6 +366,30 @@ def test_a_full_outbox_stops_the_run_if_the_spec_says_so(
     for number in (1, 2, 3):
         sample.add(f"f{number}.json", 10)
     assert run_once(options).error_code == "outbox-full"
+
+
+def test_a_run_does_not_stop_while_a_follower_catches_up(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start would end the delivery that the start before it had begun."""
+    copy = follower(tmp_path, required=False)
+    options = options_of(make_options, tmp_path, copy)
+    (tmp_path / f"copy.db{DOWN}").touch()
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 10)
+    run_to_end(options)
+    (tmp_path / f"copy.db{DOWN}").unlink()
+    deliver = SqliteSink.deliver
+
+    def slowly(self: SqliteSink, delivery: EpochDelivery) -> FollowerHead:
+        time.sleep(0.3)
+        return deliver(self, delivery)
+
+    monkeypatch.setattr(SqliteSink, "deliver", slowly)
+    sample.add("f4.json", 10)
+    run_to_end(replace(options, outbox=OutboxOptions(max_bytes=1, on_full="stop")))
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
 
 
 # -- edits of what it remembers ---------------------------------------------------------------------------

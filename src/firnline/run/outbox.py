@@ -16,7 +16,7 @@ from firnline.run.commits import settled_epoch
 from firnline.run.made_rows import FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
-from firnline.sinks.known import find_away, find_filling, known_sinks, newest_seen, next_known
+from firnline.sinks.known import KnownSink, find_away, find_filling, known_sinks, newest_seen, next_known
 from firnline.sinks.outbox import list_outbox, sweep_outbox, waiting_for
 from firnline.storage import LocalStorage, Storage
 from firnline.types import Json
@@ -24,6 +24,7 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 LAG = timedelta(minutes=1)  # a follower that lacks an epoch for so long lags; before, it may be delivering
+WAIT_SECONDS = 0.05  # between two looks at a follower that is waited for
 RESERVE_PARTS = 8  # a follower for which this part of the reserve waits is worth giving up, however young the rows are
 
 
@@ -39,7 +40,8 @@ class _Waiting:
 
 class Outbox:
     """The outbox of one run. `heads` gives the epoch of every sink that is not set aside, `filling` names those of them
-    that are being filled: they hold back ledger entries, but no file of the outbox.
+    that are being filled: they hold back ledger entries, but no file of the outbox. `may_deliver` says whether a sink
+    that lags may get rows yet: it has not failed, and the run does not end.
 
     Files of a sink that is fed from the outbox stay for `outbox.keep` after they are delivered, in case that the sink
     goes back.
@@ -51,11 +53,13 @@ class Outbox:
         progress: Progress,
         heads: Callable[[], Mapping[str, int]],
         filling: Callable[[], Collection[str]],
+        may_deliver: Callable[[str], bool],
     ) -> None:
         self._pipeline = pipeline
         self._progress = progress
         self._heads = heads
         self._filling = filling
+        self._may_deliver = may_deliver
         self._spared: set[str] = set()  # sinks with waiting rows that the spec does not have
         self._waiting: dict[str, _Waiting] = {}  # by attempt, as far as known
         self._is_listed = False  # whether `_waiting` has what earlier runs left
@@ -118,9 +122,32 @@ class Outbox:
             self._learn(list_outbox(self._pipeline.storage, self._pipeline.options.name))
             self._is_listed = True
         known, filling = known_sinks(before), self._filling()
-        lagging = {name: epoch for name, epoch in newest_seen(known, heads).items() if name not in filling}
-        found = next_known(known, followers, epoch, heads, self._find_full(lagging), filling)
+        found = next_known(known, followers, epoch, heads, self._find_given_up(known), filling)
         return {name: one.to_json() for name, one in found.items()}
+
+    def _find_given_up(self, known: Mapping[str, KnownSink]) -> dict[str, str]:
+        """Return the followers to set aside, with the reason.
+
+        Where the spec says stop, one that is being delivered to is waited for: it may need long, and a run that ends
+        meanwhile would end its delivery, too, at every start.
+        """
+        options, full = self._pipeline.options, self._find_full(known)
+        while full and options.outbox.on_full == "stop":
+            name, reason = next(iter(full.items()))
+            if not self._may_deliver(name):
+                raise OutboxFullError(f"sink {name!r} lags too far: {reason}", sink=name)
+            self._pipeline.clock.sleep(WAIT_SECONDS)
+            full = self._find_full(known)
+        spare = count_spare(options, len(self._heads()))
+        for number, (name, reason) in enumerate(full.items()):
+            if number >= spare:
+                raise OutboxFullError(
+                    f"sink {name!r} lags too far, and the quorum needs it: {reason}",
+                    hint="Bring the sink back, raise outbox.max_bytes, or lower batch.quorum.",
+                    sink=name,
+                )
+            logger.error("sink is set aside", extra={"sink": name, "reason": reason})
+        return full
 
     def waiting_bytes(self, sink: str, epoch: int) -> int:
         """Return the bytes that wait for a sink which holds `epoch`, as far as this run knows them."""
@@ -136,9 +163,10 @@ class Outbox:
     def _head_name(self, sink: str) -> str:
         return next((one.head_name for one in self._pipeline.options.followers if one.name == sink), sink)
 
-    def _find_full(self, heads: Mapping[str, int]) -> dict[str, str]:
+    def _find_full(self, known: Mapping[str, KnownSink]) -> dict[str, str]:
         """Return the optional followers for which more waits than may, with the reason."""
-        options = self._pipeline.options.outbox
+        options, filling = self._pipeline.options.outbox, self._filling()
+        heads = {name: epoch for name, epoch in newest_seen(known, self._heads()).items() if name not in filling}
         full: dict[str, str] = {}
         lagging: dict[str, int] = {}  # what would be won by giving them up
         for follower in self._pipeline.options.followers:
@@ -153,17 +181,6 @@ class Outbox:
         free = _free_bytes(self._pipeline.storage)
         if not full and slowest and free is not None and free < options.reserve:
             full[slowest] = f"{free} bytes are free where the outbox lies, less than {options.reserve}"
-        spare = count_spare(self._pipeline.options, len(self._heads()))
-        for number, (name, reason) in enumerate(full.items()):
-            if options.on_full == "stop":
-                raise OutboxFullError(f"sink {name!r} lags too far: {reason}", sink=name)
-            if number >= spare:
-                raise OutboxFullError(
-                    f"sink {name!r} lags too far, and the quorum needs it: {reason}",
-                    hint="Bring the sink back, raise outbox.max_bytes, or lower batch.quorum.",
-                    sink=name,
-                )
-            logger.error("sink is set aside", extra={"sink": name, "reason": reason})
         return full
 
     def _needed_by_sinks(self, listed: dict[str, list[str]]) -> set[str]:

@@ -138,7 +138,16 @@ class Runner:
             on_paused=lambda: self._inbox.put(_Note(lambda: None)),  # checkpoint requests are checked after a note
         )
         losses = WorkerLosses(pipeline.clock, lambda facts: self._inbox.put(_Note(lambda: self._report_loss(facts))))
-        context = make_context(self.run_id, pipeline, engine, losses, self._slowest_sink, self._heads, self._filling)
+        context = make_context(
+            self.run_id,
+            pipeline,
+            engine,
+            losses,
+            slowest_sink=self._slowest_sink,
+            heads=self._heads,
+            filling=self._filling,
+            may_deliver=self._may_deliver,
+        )
         self._progress, self._states = context.progress, context.states
         self._opening = Opening(context, accept_duplicates=accept_duplicates)
         self._upkeep = Upkeep(pipeline, self._progress, context.outbox, once=once)
@@ -188,6 +197,10 @@ class Runner:
     def _filling(self) -> set[str]:
         """The sinks that get what was before they were added, and are not in sync yet."""
         return {sink.name for sink in self._state.sinks if sink.filling}
+
+    def _may_deliver(self, name: str) -> bool:
+        """Whether a sink that lags may get rows yet."""
+        return not self._backpressure.stopping and not any(s.failures for s in self._state.sinks if s.name == name)
 
     def stop(self) -> None:
         """Finish the epochs in flight, then end. May be called from a signal handler."""

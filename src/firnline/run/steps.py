@@ -90,16 +90,18 @@ def make_context(
     slowest_sink: Callable[[], int],
     heads: Callable[[], Mapping[str, int]],
     filling: Callable[[], Collection[str]],
+    may_deliver: Callable[[str], bool],
 ) -> RunContext:
     """Return the context of a new run.
 
     `slowest_sink` gives the epoch of the sink that lags most, of those fed from staged files; `heads` gives the epoch
-    of every sink that is not set aside, and `filling` those of them that are being filled.
+    of every sink that is not set aside, and `filling` those of them that are being filled. `may_deliver` says whether a
+    sink that lags may get rows yet.
     """
     options, flow, progress = pipeline.options, dataflow_of(pipeline.options), Progress()
     jobs = EpochJobs(options, pipeline.sources, pipeline.sinks, engine, flow, pipeline.state_home, losses)
     states = OperatorStates(pipeline, jobs, progress) if flow.stateful else None
-    outbox = Outbox(pipeline, progress, heads, filling)
+    outbox = Outbox(pipeline, progress, heads, filling, may_deliver)
     checkpoints = CheckpointMaker(pipeline, run, states, slowest_sink, outbox)
     return RunContext(run, pipeline, progress, jobs, states, checkpoints, outbox)
 

@@ -119,7 +119,7 @@ def test_a_run_that_was_left_behind_sweeps_nothing(
     run_to_end(options)
     before = waiting(tmp_path)
     with pytest.raises(FencedError):
-        Outbox(pipeline, progress, heads=lambda: {"main": 0}, filling=tuple).sweep()
+        Outbox(pipeline, progress, heads=lambda: {"main": 0}, filling=tuple, may_deliver=bool).sweep()
     assert waiting(tmp_path) == before
 
 
