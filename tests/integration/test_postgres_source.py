@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from firnline.history.edits.rollback import Rollback
+from firnline.history.schemas import describe_change, epoch_at, in_force, load_schema_history
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.captured import ORDERS, captured, check_current, delta_rows, execute, history, query
 from tests.support.pipelines import run_once, run_to_end
 
@@ -77,6 +80,34 @@ def test_an_altered_table_takes_effect_at_its_place(database: str, tmp_path: Pat
     )
     run_to_end(options)
     assert delta_rows(tmp_path / "current", "id", "note", "extra") == [(1, "old", None), (2, "new", 7), (3, None, 8)]
+
+
+def test_every_schema_is_recorded_and_goes_back_with_a_rollback(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "INSERT INTO orders VALUES (1, 1, 'x')")
+    run_to_end(options)
+    before = open_pipeline(options).load().epoch
+    execute(
+        database,
+        "ALTER TABLE orders ADD COLUMN extra int",
+        "INSERT INTO orders VALUES (2, 2, 'x', 7)",
+        "ALTER TABLE orders ALTER COLUMN extra TYPE bigint",
+        "INSERT INTO orders VALUES (3, 3, 'x', 8)",
+    )
+    run_to_end(options)
+    history = load_schema_history(open_pipeline(options), "orders")
+    assert [one.number for one in history] == [1, 2, 3]
+    assert history[0].epoch == before < history[1].epoch
+    assert describe_change(history[0].version, history[1].version) == ["+ extra integer"]
+    assert describe_change(history[1].version, history[2].version) == ["~ extra integer -> bigint"]
+    assert [one.number for one in in_force(history, before)] == [1]
+    assert epoch_at(history, history[1].version.position) == history[1].epoch
+    Rollback(open_pipeline(options), before).perform("test")
+    assert [one.number for one in load_schema_history(open_pipeline(options))] == [1]
+    run_to_end(options)  # from the spool: the server was told to forget
+    assert [one.number for one in load_schema_history(open_pipeline(options))] == [1, 2, 3]
+    check_current(database, tmp_path)
 
 
 def test_tables_that_are_not_captured_are_left_out(database: str, tmp_path: Path) -> None:

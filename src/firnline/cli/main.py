@@ -42,6 +42,7 @@ COMMANDS = (
     ("sinks", "sinks:app", "List the sinks of a pipeline; copy one anew, let one go on, forget one."),
     ("dead-letters", "dead_letters:app", "List rows that a sink refused; deliver them once more or drop them."),
     ("position", "position:app", "Show where each source stands; set a source to another position, or skip input."),
+    ("schema-history", "schema_history:app", "List the schemas that captured tables had, and what changed."),
     ("trace", "trace:app", "Show which input an event comes from."),
     ("files", "files:app", "List files with their state; retry or drop files that were set aside."),
     ("ledger", "ledger:app", "Repair a ledger that has a missing or damaged file."),

@@ -21,7 +21,7 @@ WITHOUT_PIPELINE = {"demo", "prepare", "spec-schema", "--install-completion", "-
 ON_TABLES = {"committer", "staging", "gc", "compact"}
 READ_ONLY = {
     "status", "dry-run", "checkpoints", "checkpoints show", "checkpoints diff", "savepoint list", "state", "quarantine",
-    "sinks list", "dead-letters list", "trace", "position show",
+    "sinks list", "dead-letters list", "trace", "position show", "schema-history",
     "spec-schema", "--show-completion",
 }  # fmt: skip
 AT_ONCE = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,9 @@ from firnline.ndjson import MismatchError, UnexpectedFieldError
 from firnline.options import MISSING, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
-from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema
+from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op
 from firnline.sources.cdc.reader_settings import LogReaderSettings
+from firnline.sources.cdc.schemas import SchemaVersion, new_versions, versions_of
 from firnline.sources.cdc.spool import SpoolFile, read_file
 from firnline.sources.cdc.tables import port_of
 from firnline.sources.columns import Columns
@@ -41,10 +41,10 @@ class _Read:
 
     path: str
     rows: int
-    schemas: dict[str, str] = field(default_factory=dict)  # by table: fingerprint of the last schema in force
+    schemas: list[SchemaVersion] = field(default_factory=list)  # used by change rows, in order
 
     def to_json(self) -> dict[str, Json]:
-        return {"path": self.path, "rows": self.rows, "schemas": self.schemas}
+        return {"path": self.path, "rows": self.rows, "schemas": [one.to_json() for one in self.schemas]}
 
 
 class LogReader(SplitReader):
@@ -77,8 +77,7 @@ class LogReader(SplitReader):
                 outcome.rows += rows.batch.num_rows
                 budget.records += rows.batch.num_rows + len(rows.bad)
                 yield [rows]
-            for changes in decoded.changes:
-                outcome.schemas[changes.schema.table] = fingerprint(changes.schema)
+            outcome.schemas = new_versions({}, versions_of(decoded))
             budget.bytes_read += file.size_bytes
             budget.raw_bytes += len(content.frames)
             self._outcomes.append(outcome)
@@ -166,15 +165,6 @@ class LogReader(SplitReader):
                 made = with_rescued(fitter, made, rescued.take(places))
                 counts += _count_odd(odd, origin) if start == 0 else []
             yield Rows(origin, made, pa.array(order).take(places), fitted.bad, port=port, rescued=counts)
-
-
-def fingerprint(schema: TableSchema) -> str:
-    """Return what identifies the content of a schema."""
-    text = json.dumps(
-        [schema.table, [[one.name, one.native, str(one.type), one.is_key] for one in schema.columns]],
-        separators=(",", ":"),
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _missing(changes: Changes) -> pa.Array | None:

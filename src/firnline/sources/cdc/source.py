@@ -15,6 +15,7 @@ from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition
 from firnline.sources.cdc.reader_settings import LogReaderSettings
+from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion, new_versions
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_names, read_facts
 from firnline.sources.cdc.spooling import Spooler, SpoolSettings
 from firnline.sources.cdc.tables import TablePatterns
@@ -201,10 +202,9 @@ class LogSource(Source):
                     "to": outcome["rows"],
                     "status": "committed",
                     "processed_time": now,
-                    "schemas": outcome["schemas"],
+                    VERSIONS: [one.to_json() for one in _new_versions(schemas, outcome)],
                 }
             )
-            schemas |= {str(table): str(fingerprint) for table, fingerprint in outcome["schemas"].items()}
         return self._after(known, records, schemas).to_json(), records
 
     def _after(
@@ -219,7 +219,7 @@ class LogSource(Source):
             return position
         schemas = dict(known.schemas)
         for record in records:
-            schemas |= {str(table): str(fingerprint) for table, fingerprint in record["schemas"].items()}
+            _new_versions(schemas, record)
         return self._after(known, records, schemas).to_json()
 
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
@@ -265,6 +265,10 @@ class LogSource(Source):
     ) -> list[str]:
         names = set(list_names(self.storage, self._folder))
         return [f"{record['path']}: the spool file is gone" for record in records if record["path"] not in names]
+
+
+def _new_versions(known: dict[str, str], value: Mapping[str, Json]) -> list[SchemaVersion]:
+    return new_versions(known, [SchemaVersion.from_json(one) for one in value[VERSIONS]])
 
 
 def _take(files: Sequence[SpoolFile], limits: Limits) -> list[SpoolFile]:

@@ -1,0 +1,101 @@
+"""`firnline schema-history`: lists the schemas that captured tables had, and what changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from firnline.cli.common import Common, Spec, load_pipeline
+from firnline.cli.table import Column
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.history.schemas import RecordedSchema
+
+EPILOGUE = """\
+A source that captures changes decodes every row with the schema that was in
+force at its place in the log. Each schema is a version, recorded in the commit
+of the first epoch that used it: it goes back with a rollback. Starts no Spark,
+writes nothing.
+
+Output (JSON: pipeline, versions [...] with these fields):
+  source, table, version (of its table, from 1), fingerprint, epoch (the first
+  that used it), position (in the log), committed_at (of its first transaction),
+  columns [{name, native (type in the database), type, key}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline schema-history
+  firnline schema-history --table orders --diff
+  firnline schema-history --at 120
+  firnline schema-history --at-position 0/16B3748 --json
+"""
+COLUMNS = (
+    Column("table"),
+    Column("version", right=True),
+    Column("epoch", right=True),
+    Column("position"),
+    Column("committed", "committed_at", drop=1),
+    Column("changed", cut="right"),
+)
+
+app = App(name="schema-history", help_epilogue=EPILOGUE)
+
+
+@app.default
+def schema_history(
+    spec: Spec = None,
+    *,
+    table: Annotated[str, Parameter(help="Only this table.")] = "",
+    source: Annotated[str, Parameter(help="Only this source.")] = "",
+    at: Annotated[int | None, Parameter(help="The schemas in force after this epoch.")] = None,
+    at_position: Annotated[str, Parameter(help="The schemas in force at this place in the log.")] = "",
+    diff: Annotated[bool, Parameter(help="Show every changed column.", negative="")] = False,
+    common: Common = Common(),
+) -> int:
+    """List the schemas that captured tables had, with the epoch and the place in the log from which each holds."""
+    if at is not None and at_position:
+        raise ConfigError("--at and --at-position ask for two moments", hint="Give one of them.")
+    pipeline = load_pipeline(spec)
+    from firnline.history.schemas import epoch_at, in_force, load_schema_history
+
+    history = load_schema_history(pipeline, table, source)
+    shown = history
+    if at is not None or at_position:
+        shown = in_force(history, at if at is not None else epoch_at(history, at_position))
+    if common.json:
+        common.out.json({"pipeline": pipeline.options.name, "versions": [one.to_json() for one in shown]})
+        return 0
+    if not shown:
+        common.out.sentence("No schema of a captured table is recorded.")
+        return 0
+    changed = _describe(history)
+    rows = [{**one.to_json(), "changed": ", ".join(changed[id(one)])} for one in shown]
+    common.out.table(COLUMNS, rows)
+    if diff:
+        for one in shown:
+            common.out.sentence(f"{one.version.table} version {one.number}:")
+            for line in changed[id(one)]:
+                common.out.sentence(f"  {line}")
+    elif at is not None or at_position:
+        for one in shown:
+            common.out.sentence(
+                f"{one.version.table}: {', '.join(f'{c.name} {c.native}' for c in one.version.columns)}"
+            )
+    return 0
+
+
+def _describe(history: list[RecordedSchema]) -> dict[int, list[str]]:
+    """Return what each version changed, by the identity of its record."""
+    from firnline.history.schemas import describe_change
+
+    last: dict[tuple[str, str], RecordedSchema] = {}
+    found: dict[int, list[str]] = {}
+    for one in history:
+        key = (one.source, one.version.table)
+        found[id(one)] = describe_change(last[key].version if key in last else None, one.version)
+        last[key] = one
+    return found
