@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,7 +140,7 @@ def _named(schema: Any, known: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def running_registry() -> Iterator[Registry]:
+def running_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
     """A registry, from nothing to gone."""
     registry = Registry()
 
@@ -163,7 +164,9 @@ def running_registry() -> Iterator[Registry]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    registry.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    registry.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -120,9 +120,9 @@ class RegistryConfig(Config):
         return self
 
 
-def check_registry(value: str, registry: RegistryConfig | None) -> None:
-    """Check that Avro values and a registry go together."""
+def check_registry(value: str, registry: RegistryConfig | None, *, alone: bool = False) -> None:
+    """Check that Avro values and a registry go together; `alone`: a registry may stay for older epochs."""
     if value == "avro" and registry is None:
         raise fail("value: avro needs a schema registry", "value", hint="Add `registry: {url: https://HOST:8081}`.")
-    if value != "avro" and registry is not None:
+    if value != "avro" and registry is not None and not alone:
         raise fail("a registry is used with value: avro only", "registry")

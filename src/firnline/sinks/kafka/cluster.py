@@ -13,6 +13,7 @@ from firnline.errors import SinkError
 from firnline.faults import fault_point
 from firnline.kafka_client import QUIET, find_unreachable, is_final, security_settings
 from firnline.names import kafka_checkpoint_topic
+from firnline.schema_registry import RegistryError, SchemaRegistry, open_registry
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord
 from firnline.types import Json
@@ -51,6 +52,7 @@ class Connection:
     producer: Mapping[str, str]  # of producers
     partitions: int
     transaction_timeout_ms: int
+    registry: Mapping[str, Any] | None = field(default=None, repr=False)  # of Avro values
 
     @classmethod
     def of(cls, options: KafkaSinkOptions, pipeline: str, head_name: str) -> Connection:
@@ -72,6 +74,7 @@ class Connection:
             producer=producer,
             partitions=options.partitions,
             transaction_timeout_ms=options.transaction_timeout_ms,
+            registry=dict(options.registry) if options.registry is not None else None,
         )
 
     def to_json(self) -> dict[str, Json]:
@@ -120,6 +123,11 @@ class Cluster:
         return AdminClient(dict(self.connection.settings), logger=LIBRARY_LOG)
 
     @cached_property
+    def registry(self) -> SchemaRegistry | None:
+        settings = self.connection.registry
+        return open_registry(settings) if settings is not None else None
+
+    @cached_property
     def _reader(self) -> Consumer:
         from confluent_kafka import Consumer
 
@@ -145,12 +153,18 @@ class Cluster:
         self.__dict__.pop("admin", None)
 
     def check_answers(self) -> None:
-        """Raise SinkError soon if no broker answers: for commands at a screen."""
+        """Raise SinkError soon if no broker answers, or the registry does not: for commands at a screen."""
         from confluent_kafka import KafkaException
 
         unreachable = find_unreachable(self.connection.settings)
         if unreachable is not None:
             raise self.connection.error("the connection to the brokers", KafkaException(unreachable))
+        try:
+            if self.registry is not None:
+                self.registry.check()
+        except RegistryError as error:
+            sink = self.connection.sink
+            raise SinkError(f"sink {sink!r}: {error}", hint=error.hint, sink=sink) from error
 
     # -- topics ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Count, Duration, Flag, ReadSecret, Size, fail
-from firnline.config.kafka import Brokers, ClientOption, SaslConfig, TlsConfig, check_client_options, check_topic
+from firnline.config.kafka import (
+    Brokers,
+    ClientOption,
+    RegistryConfig,
+    SaslConfig,
+    TlsConfig,
+    check_client_options,
+    check_registry,
+    check_topic,
+)
 from firnline.config.units import size_text
 from firnline.kafka_client import PRODUCER_OPTIONS
 from firnline.options import MEBIBYTE, SinkOptions
@@ -30,6 +39,7 @@ class KafkaSinkConfig(FollowerConfig):
         "topics": "topic",
         "options": "client",
         "format": "value",
+        "schema_registry": "registry",
     }
     options_class = KafkaSinkOptions
     upserts_records = True
@@ -50,7 +60,22 @@ class KafkaSinkConfig(FollowerConfig):
         description="The columns of the message key: one as text, several as a JSON object. Upsert: the columns that "
         "identify a row, by default those of the operator.",
     )
-    value: Literal["json"] = Field(default="json", description="How a row becomes the message's value.")
+    value: Literal["json", "avro"] = Field(
+        default="json",
+        description="How a row becomes the message's value: a JSON object, or an Avro record after the id of its "
+        "schema, which the run registers.",
+    )
+    registry: RegistryConfig | None = Field(default=None, description="The schema registry of Avro values.")
+    subject: str = Field(
+        default="{topic}-value",
+        min_length=1,
+        description="Avro: the subject in the registry; {topic} is the topic of a row.",
+    )
+    record_name: str = Field(
+        default="firnline.Row",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        description="Avro: the full name of the record. Another name is another schema to readers.",
+    )
     lanes: int = Field(
         default=1,
         ge=1,
@@ -101,6 +126,11 @@ class KafkaSinkConfig(FollowerConfig):
     @model_validator(mode="after")
     def _key_fits_write(self) -> KafkaSinkConfig:
         return self  # an append may have a key, too
+
+    @model_validator(mode="after")
+    def _avro_has_a_registry(self) -> KafkaSinkConfig:
+        check_registry(self.value, self.registry, alone=True)
+        return self
 
     @model_validator(mode="after")
     def _template_fits(self) -> KafkaSinkConfig:

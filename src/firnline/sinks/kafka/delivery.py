@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from firnline.errors import (
     FencedError,
     FirnlineError,
     SinkDivergedError,
+    SinkError,
     SinkWentBackError,
     error_report,
     rebuild_error,
@@ -28,6 +30,9 @@ from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, LowerLimit
 from firnline.sinks.kafka.options import template_columns
 from firnline.sinks.kafka.record import LaneRecord
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from firnline.sinks.kafka.avro_values import AvroValues
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _MESSAGE_OVERHEAD = 270  # bytes of a batch around its only message, with all of the headers but names that a spec has
@@ -137,10 +142,27 @@ class _RowWriter:
         self._cluster = cluster
         self._epoch = epoch
         self._topic = str(epoch.shape["topic"])
-        if lane.encoder is None or lane.encoder.shape != epoch.shape:
-            lane.encoder = MessageEncoder(epoch.shape)
-        self._encoder = lane.encoder
         self._checker = MessageChecker(cluster, epoch.shape, lane, epoch.rows)
+        if lane.encoder is None or lane.encoder.shape != epoch.shape:
+            lane.encoder = MessageEncoder(epoch.shape, self._avro())
+        self._encoder = lane.encoder
+
+    def _avro(self) -> AvroValues | None:
+        """Return what encodes Avro values; None if the values of the epoch are JSON."""
+        shape, sink = self._epoch.shape, self._epoch.rows.sink
+        if shape["value"] != "avro":
+            return None
+        registry = self._cluster.registry
+        if registry is None:
+            raise SinkError(
+                f"sink {sink!r}: epoch {self._epoch.head.epoch} has Avro values, and the spec has no registry",
+                hint="Add `registry` to the sink until its older epochs are delivered; nothing was lost.",
+                sink=sink,
+            )
+        from firnline.sinks.kafka.avro_values import AvroValues  # loads the encoder
+
+        checker = self._checker
+        return AvroValues(sink, registry, shape, lambda name: not checker.wrong_name(name))
 
     def _messages(self, first: int) -> Iterator[Messages]:
         for rows in self._epoch.rows.read(first):
@@ -237,7 +259,7 @@ class MessageChecker:
         else:
             for code, name in enumerate(messages.topics.dictionary.to_pylist()):
                 mask = pc.fill_null(pc.equal(messages.topics.indices, code), False)
-                reason = self._wrong_name(name)
+                reason = self.wrong_name(name)
                 if reason:
                     bad |= dict.fromkeys(messages.numbers.filter(mask).to_pylist(), reason)
                 else:
@@ -246,7 +268,10 @@ class MessageChecker:
             bad |= dict.fromkeys(unnamed.to_pylist(), f"a column of the topic {self._topic!r} is null")
         return sorted(bad.items())
 
-    def _wrong_name(self, name: str) -> str:
+    def wrong_name(self, name: str) -> str:
+        """Return why a rendered name is no topic of this sink; empty if it may be one. A plain name is the spec's."""
+        if not self._is_template:
+            return ""
         if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
             return f"{name[:300]!r} is no name of a topic"
         if self._allowed is not None and not self._allowed.fullmatch(name):
@@ -259,6 +284,9 @@ class MessageChecker:
         self._lane.limit_batches(facts.max_bytes)
         numbers = messages.numbers.to_numpy()
         here = np.ones(len(messages), bool) if mask is None else mask.to_numpy(zero_copy_only=False)
+        if topic in messages.refused:
+            with_value = here & messages.values.is_valid().to_numpy(zero_copy_only=False)
+            bad |= dict.fromkeys(numbers[with_value].tolist(), messages.refused[topic])
         if self._needs_key or facts.needs_key:
             keyless = pc.is_null(messages.keys).to_numpy(zero_copy_only=False) if messages.keys is not None else here
             reason = "the key is null" if messages.keys is not None else f"topic {topic!r} is compacted: it needs a key"

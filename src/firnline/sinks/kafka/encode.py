@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
@@ -36,6 +37,9 @@ from firnline.sinks.kafka.options import DELETE, split_template, template_column
 from firnline.sinks.shaping import ShapedRows, unsliced
 from firnline.state.keys import encode_keys
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from firnline.sinks.kafka.avro_values import AvroValues
 
 PART_BYTES, PART_ROWS = 1024 * 1024, 50_000  # Arrow bytes and rows that are encoded at once
 _COLUMN = re.compile("c[0-9]+")
@@ -53,6 +57,7 @@ class Messages:
     files: pa.Array | None  # where the rows come from, if they say so
     records: pa.Array | None
     end: int  # the number of the first row after these
+    refused: Mapping[str, str]  # why topics will never take these values
 
     def __len__(self) -> int:
         return len(self.values)
@@ -71,6 +76,7 @@ class Messages:
             keep(self.files),
             keep(self.records),
             self.end,
+            self.refused,
         )
 
     def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -91,10 +97,12 @@ def _lengths(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 class MessageEncoder:
-    """Encodes rows by the settings of their epoch (`KafkaSinkOptions.own_shape`)."""
+    """Encodes rows by the settings of their epoch (`KafkaSinkOptions.own_shape`); values as JSON, unless `avro` is
+    given."""
 
-    def __init__(self, shape: Mapping[str, Json]) -> None:
+    def __init__(self, shape: Mapping[str, Json], avro: AvroValues | None = None) -> None:
         self.shape = shape
+        self._avro = avro
         self._key: Sequence[str] = shape["key"]
         self._topic = str(shape["topic"])
         self._is_upsert = shape["write"] == "upsert"
@@ -146,7 +154,11 @@ class MessageEncoder:
         left_out = (OP, SEQUENCE) if self._is_upsert else ()
         fields = {n: field for n, field in enumerate(schema) if field.name not in left_out}
         columns: dict[int, write.Column | None] = {}
-        if write.is_ready() and fields:
+        wanted: dict[str, str] = {}
+        refused: Mapping[str, str] = {}
+        if self._avro is not None:
+            pass  # it needs the topics first
+        elif write.is_ready() and fields:
             columns = {n: write.as_column(batch.column(n), field) for n, field in fields.items()}
             wanted = {f"v{n}": _or_null(_json_text(f"c{n}", fields[n])) for n, known in columns.items() if not known}
         else:
@@ -158,7 +170,11 @@ class MessageEncoder:
         if template_columns(self._topic):
             wanted["t"] = self._topic_text(schema)
         found = self._run(batch, wanted) if wanted else {}
-        if columns:
+        topics = found["t"].dictionary_encode() if "t" in found else None
+        if self._avro is not None:
+            chosen = pa.RecordBatch.from_arrays([batch.column(n) for n in fields], schema=pa.schema(fields.values()))
+            values, refused = self._avro.encode(chosen, self._topic, topics)
+        elif columns:
             known = [column or write.raw_column(found[f"v{n}"]) for n, column in columns.items()]
             values = write.write_objects([fields[n].name for n in columns], known, batch.num_rows)
         else:
@@ -170,10 +186,11 @@ class MessageEncoder:
             numbers,
             values,
             keys if keys is not None or not self._key else found["k"].cast(pa.binary()),
-            found["t"].dictionary_encode() if "t" in found else None,
+            topics,
             batch.column(_FILE) if _FILE in schema.names else None,
             batch.column(_RECORD) if _RECORD in schema.names else None,
             end,
+            refused,
         )
 
     def _keys(self, batch: pa.RecordBatch) -> pa.Array | None:

@@ -23,7 +23,10 @@ class KafkaSinkOptions(FollowerOptions):
     topic: str  # a name, or a template with {column}
     topics_allowed: str = field(default="", kw_only=True)  # a pattern for rendered names; empty: any
     partitions: int = field(default=0, kw_only=True)  # create missing topics with so many; 0: they must exist
-    value: Literal["json"] = field(default="json", kw_only=True)
+    value: Literal["json", "avro"] = field(default="json", kw_only=True)
+    registry: Mapping[str, Any] | None = field(default=None, kw_only=True)  # of Avro values; see `SchemaRegistry`
+    subject: str = field(default="{topic}-value", kw_only=True)  # of Avro values; {topic} is the topic of a row
+    record_name: str = field(default="firnline.Row", kw_only=True)  # of Avro values
     lanes: int = field(default=1, kw_only=True)
     max_transaction_bytes: int = field(default=256 * MEBIBYTE, kw_only=True)
     transaction_timeout_ms: int = field(default=60_000, kw_only=True)
@@ -53,6 +56,7 @@ class KafkaSinkOptions(FollowerOptions):
             "write": self.write,
             "value": self.value,
             "lanes": self.lanes,
+            **({"subject": self.subject, "record_name": self.record_name} if self.value == "avro" else {}),
         }
 
 
