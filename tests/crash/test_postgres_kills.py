@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from firnline.history.edits.rollback import Rollback
+from firnline.history.edits.sinks import SinkEdit
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
@@ -188,3 +189,28 @@ def test_the_server_ends_in_the_middle_of_a_transaction(
     assert ended.exit_code == 0, child.log()
     assert postgres_ids(postgres_server.dsn, "lake.events") == table_ids(tmp_path / "table") == sample.ids
     assert {row["_firnline_sink"] for row in table_rows(postgres_server.dsn, "lake.events")} == {"demo/copy"}
+
+
+def test_a_copy_that_is_killed_takes_the_place_of_the_rows_once(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, postgres: str, names: Iterator[str]
+) -> None:
+    execute(postgres, "CREATE SCHEMA lake")
+    sample.add("0.json", 20)
+
+    def prepare() -> PipelineOptions:
+        table = next(names)
+        execute(postgres, "DROP SCHEMA IF EXISTS firnline CASCADE")
+        options = options_of(make_options, tmp_path / table, postgres, table)
+        run_to_end(options)
+        SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+        return options
+
+    def check(options: PipelineOptions, where: str) -> None:
+        work(options)
+        copy = options.sinks[1]
+        assert isinstance(copy, PostgresSinkOptions)
+        assert postgres_ids(postgres, copy.table) == sample.ids, where
+
+    points = [f"{name}{side}" for name in ("follower.commit.", "postgres.commit.") for side in ("before", "after")]
+    reached = kill_at_every_point(prepare, partial(work), check, points=points)
+    assert "postgres.commit.after" in reached

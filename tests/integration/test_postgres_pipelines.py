@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from firnline.errors import RollbackRefusedError
 from firnline.history.edits.rollback import Rollback
+from firnline.history.edits.sinks import SinkEdit
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
@@ -104,3 +106,61 @@ def test_a_wrong_password_is_an_error_without_the_password(
     assert result.exit_code == 3
     assert "sink 'copy' at postgresql://127.0.0.1" in str(result.result.error)
     assert "not-the-pass" not in str(result.result.error)
+
+
+def test_a_copy_takes_the_place_of_the_rows_that_the_sink_wrote(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str
+) -> None:
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+    options = make_options(max_files=1, sinks=(table, PostgresSinkOptions("copy", postgres, TABLE)))
+    for number in (1, 2):
+        sample.add(f"f{number}.json", 30)
+        run_to_end(options)
+    execute(postgres, f"INSERT INTO {TABLE} (id) VALUES (-1)")  # of somebody else
+    plan, _ = SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+    assert plan.removes_rows
+    assert postgres_ids(postgres, TABLE) == sample.ids + Counter([-1]), "nothing happens before the next run"
+    sample.add("f3.json", 30)
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids + Counter([-1])
+    with pytest.raises(RollbackRefusedError, match="a rollback or a copy removed the rows of epochs 1 to 2"):
+        Rollback(open_pipeline(options), 1).perform("person")
+    Rollback(open_pipeline(options), 3).perform("person")
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids + Counter([-1])
+
+
+def test_a_copy_into_a_table_whose_rows_cannot_be_told_is_refused(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str
+) -> None:
+    execute(postgres, "CREATE SCHEMA lake")
+    execute(postgres, f"CREATE TABLE {TABLE} (id bigint, month text, v double precision)")
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+    copy = PostgresSinkOptions("copy", postgres, TABLE, evolution="fail")
+    options = make_options(max_files=1, sinks=(table, copy))
+    sample.add("f1.json", 30)
+    run_to_end(options)
+    SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+    result = run_once(options).result
+    assert result.error is not None
+    assert "cannot be told and removed" in result.error.message
+    assert postgres_ids(postgres, TABLE) == sample.ids
+    execute(postgres, f"TRUNCATE {TABLE}")
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids
+
+
+@pytest.mark.parametrize("settings", [{"start": "beginning"}, {"copy_from": "table"}], ids=["beginning", "copy"])
+def test_a_new_table_is_filled(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str, settings: dict[str, str]
+) -> None:
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+    alone = make_options(max_files=1, sinks=(table,))
+    for number in (1, 2, 3):
+        sample.add(f"f{number}.json", 30)
+    run_to_end(alone)
+    copy = PostgresSinkOptions("copy", postgres, TABLE, **settings)  # type: ignore[arg-type]
+    options = replace(alone, sinks=(table, copy))
+    sample.add("f4.json", 30)
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids

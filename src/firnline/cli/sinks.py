@@ -51,8 +51,9 @@ it with --take-over. The audit trail records it. The command shows the plan,
 then asks. Starts no Spark.
 
 Output (JSON fields):
-  pipeline, action, sink, target, epoch, held, set_aside, copy_from, new_epoch,
-  rows (copied into the outbox), done
+  pipeline, action, sink, target, epoch, held, set_aside, copy_from,
+  removes_rows (the copy takes the place of the rows that the sink wrote),
+  new_epoch, rows (copied into the outbox), done
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -124,8 +125,9 @@ def resync(
 ) -> int:
     """Copy all rows of a Delta table of the pipeline into a sink, which then gets every later epoch.
 
-    Rows that the sink holds stay: a sink that appends gets them again. Empty its target first if they should not be
-    there twice.
+    An appended PostgreSQL table loses the rows that this sink wrote before, in the transaction of the copy. In any
+    other sink the rows stay: one that appends gets them again. Empty its target first if they should not be there
+    twice.
     """
     return _edit("resync", sink, spec, take_over, consent, common, from_)
 
@@ -199,6 +201,7 @@ def _show(common: Common, plan: SinkPlan) -> None:
         facts["set aside"] = plan.set_aside
     if plan.copy_from:
         facts["copied from"] = plan.copy_from
+        facts["rows that it holds"] = "removed: the copy takes their place" if plan.removes_rows else "stay"
     if plan.action == "resume":
         facts["never delivered"] = count_text(plan.epochs_skipped, "epoch")
     common.out.facts(facts)

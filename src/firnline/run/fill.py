@@ -35,6 +35,7 @@ from firnline.run.progress import Progress
 from firnline.run.rerun import Rerun, find_obstacle, way_out
 from firnline.schema import schema_from_json
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.follower import COPY
 from firnline.sinks.known import BEGINNING, KnownSink, find_filling, find_known, known_sinks
 from firnline.sinks.outbox_rows import OutboxStager, outbox_target
 from firnline.storage import normalise
@@ -233,7 +234,8 @@ class Filling:
             return filled
         if is_copy:
             files, schema = self._copy(sink, known, entry)
-            return self._lists.put(known.head_name, entry.epoch, FilledEpoch(attempt, files, schema, sink.shape()))
+            shape = {**sink.shape(), COPY: True}
+            return self._lists.put(known.head_name, entry.epoch, FilledEpoch(attempt, files, schema, shape))
         if not any(entry.inputs.values()):
             return FilledEpoch(attempt, [], pa.schema([]), sink.shape())
         with self._rerun.made(sink, entry, f"epoch {entry.epoch}", keep=True) as made:

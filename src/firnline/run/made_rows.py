@@ -97,7 +97,8 @@ class FilledEpochs:
         filled: their lists of later epochs stay, and the files that these name.
         """
         lists, needed = f"{fill_folder(self._pipeline)}/", set[str]()
-        for key in (key for key in keys if key.startswith(lists)):
+        found = [stat.name.removeprefix(f"{self._storage.root}/") for stat in self._storage.list(lists.rstrip("/"))]
+        for key in found:  # read after `reruns`: what an attempt has made is in one of the two
             sink, epoch = key.removeprefix(lists).rpartition("/")[0], fill_epoch(key)
             if sink in heads and epoch is not None and epoch > heads[sink]:
                 needed.add(key)

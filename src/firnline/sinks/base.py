@@ -54,6 +54,7 @@ class Capabilities:
     upserts: bool = False  # whether it applies change rows by key (`write: upsert`)
     fed_from_outbox: bool = False  # whether it is delivered from the outbox, see `sinks.follower`
     has_columns: bool = True  # whether it knows its columns, so that `find_schema` returns them
+    replaces: bool = False  # whether a copy of a table takes the place of the rows that it wrote before, atomically
 
 
 # Positions and a ledger entry's inputs, both per source -> positions after that epoch.

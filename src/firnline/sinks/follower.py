@@ -59,6 +59,8 @@ from firnline.sinks.shaping import RowShape, ShapedRows
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt
 
+COPY = "copy"  # in the shape of an epoch: its rows for the sink are a copy of a table
+
 
 @dataclass(frozen=True, slots=True)
 class FollowerHead:
@@ -256,6 +258,11 @@ class EpochDelivery:
         """The kind's own settings, as they were when the epoch was made."""
         own: Mapping[str, Json] = self.commit.shape.get("own", {})
         return own
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the rows are a copy of everything: a sink that `replaces` removes those that it wrote before."""
+        return bool(self.commit.shape.get(COPY, False))
 
     @property
     def first_row(self) -> int:

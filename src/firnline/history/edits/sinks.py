@@ -22,6 +22,7 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.dead_letters import settle
+from firnline.sinks.follower import COPY
 from firnline.sinks.known import KnownSink, known_sinks
 from firnline.types import Json, Receipt
 
@@ -40,6 +41,7 @@ class SinkPlan:
     held: int  # the newest epoch that the sink was seen to hold; 0: none
     set_aside: str
     copy_from: str = ""
+    removes_rows: bool = False  # whether the copy takes the place of the rows that the sink wrote before
     new_epoch: int | None = None
     rows: int | None = None  # that were copied
 
@@ -76,6 +78,7 @@ class SinkEdit:
             held=known.held,
             set_aside=known.set_aside,
             copy_from=source,
+            removes_rows=bool(source) and self._pipeline.sink(self._name).capabilities.replaces,
         )
 
     def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[SinkPlan, Receipt]:
@@ -155,6 +158,7 @@ class SinkEdit:
             source = self._find_source()
             staged[self._name], schema = stage_copy(pipeline, self._name, checkpoint.attempt, source, folder)
             schemas[self._name] = schema_to_json(schema)
+            shapes[self._name] = {**shapes.get(self._name, {}), COPY: True}
             tell(f"copied {sum(int(file['rows']) for file in staged[self._name])} rows into the outbox")
         return LedgerEntry(
             checkpoint=replace(checkpoint, sinks=known),

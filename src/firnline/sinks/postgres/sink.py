@@ -42,7 +42,7 @@ class PostgresSink(Follower):
     """A table that rows are appended to. Every row says which sink wrote it in which epoch."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        Delivery.EXACTLY_ONCE, goes_back=GoesBack.EXACTLY, fed_from_outbox=True
+        Delivery.EXACTLY_ONCE, goes_back=GoesBack.EXACTLY, fed_from_outbox=True, replaces=True
     )
 
     def __init__(self, options: PostgresSinkOptions, context: SinkContext) -> None:
@@ -125,6 +125,7 @@ class PostgresSink(Follower):
         after = delivery.final_head
         with self._database.transaction(self._session) as db:
             self._row.require(self._lock(db), delivery.head, after.generation)
+            self._make_room(db, delivery)
             writer = self._open_writer(db, delivery)
             if writer is not None:
                 writer.write(read_chunks(delivery, Shape.of(delivery.shape)))
@@ -138,6 +139,7 @@ class PostgresSink(Follower):
         """Return the rows that the table can never hold. Writes nothing."""
         with self._database.transaction(self._session) as db:
             self._row.require(self._lock(db), delivery.head, delivery.head.generation)
+            self._make_room(db, delivery)
             writer = self._open_writer(db, delivery)
             assert writer is not None
             bad = writer.find_bad(read_chunks(delivery, Shape.of(delivery.shape)), self._database.reason)
@@ -148,6 +150,27 @@ class PostgresSink(Follower):
             numbers = rows.numbers.filter(wanted).to_pylist()
             letters += [DeadLetter(n, bad[n], json.loads(text)) for n, text in zip(numbers, texts, strict=True)]
         return letters
+
+    def _make_room(self, db: Db, delivery: EpochDelivery) -> None:
+        """Remove this sink's own rows before a copy, and no others; the transaction of the copy removes them.
+
+        Raises:
+            SchemaError: the table has rows that do not say which sink wrote them.
+        """
+        if not delivery.is_copy or Shape.of(delivery.shape).key:
+            return
+        table = find_table(db, self._schema, self._table)
+        if table is None:
+            return
+        if table.has_marks:
+            db.execute(self._own_rows("DELETE", table, -1))
+            self._row.note_removed(db, 0, delivery.head.epoch)
+        elif _ask(db, SQL("SELECT EXISTS (SELECT FROM {})").format(table.identifier)):
+            raise SchemaError(
+                f"table {table.shown} has rows, and lacks the columns {OWNER} and {EPOCH}: the rows that sink "
+                f"{self.name!r} wrote before its copy cannot be told and removed",
+                hint=f"Remove them: TRUNCATE {table.shown}; the next run goes on.",
+            )
 
     def _open_writer(self, db: Db, delivery: EpochDelivery) -> RowWriter | None:
         """Bring the table into shape for an epoch. Returns None if the epoch has no rows."""
@@ -304,7 +327,8 @@ class PostgresSink(Follower):
         removed = self._row.find_removed(db, to)
         if removed is not None:
             raise RollbackRefusedError(
-                f"{self.name} no longer holds epoch {to}: a rollback removed epochs {removed[0]} to {removed[1]}",
+                f"{self.name} no longer holds epoch {to}: a rollback or a copy removed the rows of epochs {removed[0]}"
+                f" to {removed[1]}",
                 hint=f"Go back to epoch {removed[0] - 1}, or leave its rows: --leave {self.name}",
             )
         table = find_table(db, self._schema, self._table)
