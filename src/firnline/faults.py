@@ -63,6 +63,7 @@ DURABLE_CALLS = (
     "follower.claim",
     "follower.commit",
     "follower.edit",
+    "parts.head",
     "postgres.head",
     "postgres.commit",
     "postgres.edit",

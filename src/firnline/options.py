@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -91,6 +92,20 @@ def change_columns(sequence_by: str | None, delete_when: Mapping[str, object]) -
         OP: StrictColumn("string", words),
         SEQUENCE: StrictColumn("int64"),
     }
+
+
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+
+
+def template_columns(text: str) -> list[str]:
+    """Return the columns that a template such as `orders.{region}` names; none for a plain name."""
+    return _PLACEHOLDER.findall(text)
+
+
+def split_template(text: str) -> list[tuple[str, str]]:
+    """Return the pieces of a template: each a text, followed by a column, which is empty at the end."""
+    pieces = _PLACEHOLDER.split(text)
+    return list(zip(pieces[::2], [*pieces[1::2], ""], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

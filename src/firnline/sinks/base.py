@@ -496,6 +496,10 @@ class Sink(ABC):
     def check_columns(self, rows: pa.Schema) -> None:  # noqa: B027
         """Raise SchemaError for rows with columns that the sink cannot take."""
 
+    def find_parts(self) -> list[str] | None:
+        """Return the places that a sink with a template writes to, such as tables; None for a sink without one."""
+        return None
+
     def find_values(self, column: str) -> set[str]:
         """Return the distinct values of a text column over all rows; empty if rows cannot be read back."""
         return set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -122,10 +124,23 @@ class RecordsConfig(SinkConfig, ABC):
         return self
 
 
-class FollowerConfig(SinkConfig, ABC):
-    """A sink that is delivered from the outbox, after a Delta table or the journal has decided."""
+def check_template(text: str) -> None:
+    """Refuse a name whose braces name no column."""
+    if re.search(r"\{\}|\{[^}]*$|^[^{]*\}|\{[^}]*\{|\}[^{]*\}", text):
+        raise fail(f'"{text}" is no template (write {{column}} for the value of a column)')
 
-    options_class: ClassVar[type[FollowerOptions]]
+
+def check_pattern(pattern: str) -> str:
+    """Return a regular expression; refuse one that is none."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise fail(f"is no regular expression: {error}") from None
+    return pattern
+
+
+class DeliveryConfig(SinkConfig, ABC):
+    """The keys of a sink that is delivered from the outbox, after a Delta table or the journal has decided."""
 
     columns: tuple[ColumnName, ...] = Field(default=(), description="The only columns to deliver; by default all.")
     exclude: tuple[str, ...] = Field(default=(), description="Columns that are not delivered.")
@@ -176,8 +191,22 @@ class FollowerConfig(SinkConfig, ABC):
             raise fail(f'the key column "{lost[0]}" is not delivered', "key")
         return self
 
-    def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
-        """Return the options of the sink; keys without a value are empty text there."""
+    def check_delivered(self, setting: str, names: Iterable[str]) -> None:
+        """Refuse a setting that needs a column which is not delivered."""
+        for name in names:
+            if name in self.exclude or (self.columns and name not in self.columns):
+                raise fail(f'the column "{name}" is not delivered', setting)
+
+    def follower_values(self, read_secret: ReadSecret) -> dict[str, Any]:
+        """Return the values for an options class; keys without a value are empty text there."""
         values = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
-        empty = {key: values[key] or "" for key in ("copy_from", "renamed_from")}
-        return self.options_class(**{**values, **empty, "input": input_name})
+        return values | {key: values[key] or "" for key in ("copy_from", "renamed_from")}
+
+
+class FollowerConfig(DeliveryConfig, ABC):
+    """A sink that is always delivered from the outbox."""
+
+    options_class: ClassVar[type[FollowerOptions]]
+
+    def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
+        return self.options_class(**{**self.follower_values(read_secret), "input": input_name})

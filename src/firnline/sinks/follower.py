@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -80,6 +80,7 @@ class FollowerHead:
     size_bytes: int = 0
     partial: EntryRef | None = None
     row: int = 0
+    own: Mapping[str, Json] = field(default_factory=dict)  # what the kind keeps there, such as the parts of a template
 
     def to_json(self) -> dict[str, Json]:
         """Return the sealed form, with format number and checksum."""
@@ -95,6 +96,7 @@ class FollowerHead:
                 "rows": self.rows,
                 "size_bytes": self.size_bytes,
                 "partial": {"entry": self.partial.to_json(), "row": self.row} if self.partial else None,
+                **({"own": dict(self.own)} if self.own else {}),
             }
         )
 
@@ -121,6 +123,7 @@ class FollowerHead:
                 size_bytes=int(body["size_bytes"]),
                 partial=EntryRef.from_json(partial["entry"]) if partial else None,
                 row=int(partial["row"]) if partial else 0,
+                own=dict(body.get("own") or {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -201,6 +204,16 @@ class EpochRows:
         texts = encode_rows(self.take(bad).combine_chunks().to_batches()[0]).to_pylist() if bad else []
         reason = f"the condition {self.shape.where!r} fails on it"
         return [DeadLetter(number, reason, json.loads(text)) for number, text in zip(bad, texts, strict=True)]
+
+    def letters(self, reasons: Mapping[int, str]) -> list[DeadLetter]:
+        """Return dead letters of the rows with these numbers: their values, each with its reason."""
+        wanted, found = pa.array(sorted(reasons), pa.int64()), list[DeadLetter]()
+        for part in self.read():
+            mask = pc.is_in(part.numbers, wanted)
+            if pc.any(mask).as_py():
+                kept = zip(part.numbers.filter(mask).to_pylist(), part.batch.filter(mask).to_pylist(), strict=True)
+                found += [DeadLetter(number, reasons[number], _plain(values)) for number, values in kept]
+        return found
 
     def event_ids(self, numbers: pa.Array) -> pa.Array:
         """Return the ids of events: `<pipeline>/<epoch>/<port>/<index>`."""
@@ -610,3 +623,14 @@ def _is_at(head: FollowerHead, entry: EntryRef | None) -> bool:
     if entry is None or head.entry is None:
         return head.entry is None and entry is None
     return (head.epoch, short_number(head.entry.checksum)) == (entry.epoch, short_number(entry.checksum))
+
+
+def _plain(value: Json) -> Json:
+    """Return a value as plain JSON: what JSON has no word for becomes text."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -199,9 +199,17 @@ class TableHistory:
         self, holds: int, to_epoch: int, accept: Collection[str]
     ) -> tuple[SinkReturn, list[RollbackRefusedError]]:
         """Plan the return from epoch `holds`. Reads the log and looks files up, opens no data file."""
+        try:
+            return self.plan_version(holds, self.version_of(to_epoch), accept)
+        except RollbackRefusedError as error:
+            return SinkReturn(self.sink, self.table.uri, holds, self.table.version), [error]
+
+    def plan_version(
+        self, holds: int, version: int, accept: Collection[str]
+    ) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        """Plan the return from epoch `holds` to a version of the table."""
         table = self.table
         try:
-            version = self.version_of(to_epoch)
             now, then = read_files(table), read_files(table, version)
             strangers = self.find_strangers(version)
         except RollbackRefusedError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firnline.sinks.delta.options import JournalOptions
+from firnline.errors import ConfigError
+from firnline.sinks.delta.options import DeltaPartsOptions, JournalOptions
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -24,12 +25,19 @@ def config_model() -> type[DeltaSinkConfig]:
     return DeltaSinkConfig
 
 
-def open_sink(options: DeltaSinkOptions, context: SinkContext) -> Sink:
+def open_sink(options: DeltaSinkOptions | DeltaPartsOptions, context: SinkContext) -> Sink:
     """Open a table. Reads and writes nothing yet.
 
     Raises:
         ConfigError: an upsert has no key, neither in the spec nor from its input.
     """
+    if isinstance(options, DeltaPartsOptions):
+        from firnline.sinks.delta.parts.sink import DeltaPartsSink
+
+        keyed = replace(options, key=options.key or context.input_key) if options.write == "upsert" else options
+        if keyed.write == "upsert" and not keyed.key:
+            raise ConfigError(f"sink {options.name!r} is to be upserted and has no key", hint="Set key: [column, ...].")
+        return DeltaPartsSink(keyed, context)
     if isinstance(options, JournalOptions):
         from firnline.sinks.delta.journal import JournalSink
 

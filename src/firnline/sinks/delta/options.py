@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from firnline.names import JOURNAL
-from firnline.options import Home, SinkOptions, StrictColumn, change_columns
+from firnline.options import FollowerOptions, Home, SinkOptions, StrictColumn, change_columns
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
@@ -44,6 +44,53 @@ class DeltaSinkOptions(SinkOptions):
     @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
+
+
+PARTS_ALLOWED = "[A-Za-z0-9][A-Za-z0-9._-]*"
+MAX_PARTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaPartsOptions(FollowerOptions):
+    """Delta tables with a template, such as `lake/{region}`: one table, a part of the sink, for each value."""
+
+    type: ClassVar[str] = "delta"
+
+    table: str  # the template: absolute path or URI with {column}
+    parts_allowed: str = field(default=PARTS_ALLOWED, kw_only=True)  # a pattern for the values of the columns
+    max_parts: int = field(default=MAX_PARTS, kw_only=True)
+    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
+    file_size: int = field(default=DEFAULT_FILE_BYTES, kw_only=True)
+    storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    sequence_by: str | None = field(default=None, kw_only=True)
+    delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def location(self) -> str:
+        return self.table
+
+    @property
+    def root(self) -> str:
+        """The folder that all parts lie in, and the sink's head: the template up to the segment of its first column."""
+        return self.table.partition("{")[0].rpartition("/")[0]
+
+    @property
+    def template(self) -> str:
+        """The template below `root`, which gives a part its name."""
+        return self.table[len(self.root) + 1 :]
+
+    @property
+    def strict_columns(self) -> Mapping[str, StrictColumn]:
+        return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
+
+    def own_shape(self) -> dict[str, Any]:
+        return {
+            "parts_allowed": self.parts_allowed,
+            "write": self.write,
+            "key": list(self.key),
+            "sequence_by": self.sequence_by,
+            "delete_when": {name: list(values) for name, values in self.delete_when.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)

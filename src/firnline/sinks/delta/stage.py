@@ -97,11 +97,20 @@ class ParquetStager(Stager):
         self._gather(tuple(values.values()), batch, values)
         self._relieve()
 
-    def close(self) -> list[dict[str, Json]]:
-        """Write the buffered rows, make everything durable, and describe each file."""
+    @property
+    def gathered_bytes(self) -> int:
+        """The size of the rows that are held in memory."""
+        return sum(partition.size_bytes for partition in self._partitions.values())
+
+    def relieve(self) -> None:
+        """Write the rows that are held in memory, and finish their files."""
         for partition in self._partitions.values():
             self._flush(partition)
             self._finish(partition)
+
+    def close(self) -> list[dict[str, Json]]:
+        """Write the buffered rows, make everything durable, and describe each file."""
+        self.relieve()
         self._partitions.clear()
         return self._staged
 
@@ -135,7 +144,7 @@ class ParquetStager(Stager):
         """Keep memory and open files bounded, whatever the number of partitions."""
         if len(self._partitions) <= 1:
             return
-        while sum(p.size_bytes for p in self._partitions.values()) > MAX_GATHERED_BYTES:
+        while self.gathered_bytes > MAX_GATHERED_BYTES:
             self._flush(max(self._partitions.values(), key=lambda p: p.size_bytes))
         open_files = [p for p in self._partitions.values() if p.file is not None]
         for partition in open_files[: max(0, len(open_files) - MAX_OPEN_FILES)]:

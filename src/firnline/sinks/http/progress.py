@@ -1,9 +1,6 @@
 """The progress of an HTTP sink, in the pipeline's home: the head, and the range that is being sent.
 
-A receiver keeps no head, so it lies beside the outbox, as one small file per change, named by a number that only grows.
-The file with the highest number counts. A change creates the next file, if it does not exist yet, and then looks
-whether it is the highest: so of two runs that build on the same file only one succeeds, and one that slept while others
-went on never does. Older files are deleted afterwards.
+A receiver keeps no head, so it lies beside the outbox, as one small file per change (`sinks.numbered`).
 
 A range is written down before it is sent. So a run that follows a killed one sends the very same rows with the same
 key, whatever the settings of batches are by then.
@@ -11,18 +8,15 @@ key, whatever the settings of batches are by then.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 
-from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.checkpoint.codec import seal, unseal
 from firnline.errors import CommitConflictError, DamagedError, FencedError
-from firnline.faults import fault_point
-from firnline.names import progress_folder, progress_name, progress_number
+from firnline.names import progress_folder
 from firnline.sinks.follower import FollowerHead
+from firnline.sinks.numbered import NumberedFiles
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json
-
-KEPT = 2  # files that stay, the highest included
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +71,7 @@ class ProgressLog:
     """The files of one sink."""
 
     def __init__(self, storage: Storage, pipeline: str, sink: str) -> None:
-        self._storage = storage
-        self._folder = progress_folder(pipeline, sink)
+        self._files = NumberedFiles(storage, progress_folder(pipeline, sink), "http.progress")
         self._sink = sink
 
     def load(self) -> Progress | None:
@@ -87,16 +80,8 @@ class ProgressLog:
         Raises:
             DamagedError: it is damaged.
         """
-        while True:
-            numbers = self._numbers()
-            if not numbers:
-                return None
-            key = self._key(numbers[-1])
-            try:
-                data = self._storage.get(key)
-            except FileNotFoundError:  # a newer one has replaced it meanwhile
-                continue
-            return Progress.from_json(parse(data, key), key)
+        found = self._files.load()
+        return Progress.from_json(found[1], found[0]) if found is not None else None
 
     def append(self, expected: Progress | None, new: Progress) -> Progress:
         """Make a change; it is durable on return. `new` gets the next number.
@@ -106,20 +91,8 @@ class ProgressLog:
             CommitConflictError: another change came first; this one does not count.
         """
         new = replace(new, number=expected.number + 1 if expected else 1)
-        key = self._key(new.number)
-        try:
-            fault_point("http.progress.before")
-            self._storage.put_new(key, canonical(new.to_json()))
-            fault_point("http.progress.after")
-        except FileExistsError:
+        if not self._files.append(new.number, new.to_json()):
             self._refuse(new)
-        numbers = self._numbers()
-        if not numbers or numbers[-1] != new.number:
-            self._storage.delete(key)  # created behind the back of those that went on
-            self._refuse(new)
-        for number in numbers[:-KEPT]:
-            with contextlib.suppress(OSError):  # a file that stays says nothing
-                self._storage.delete(self._key(number))
         return new
 
     def _refuse(self, new: Progress) -> None:
@@ -130,10 +103,3 @@ class ProgressLog:
         if held is not None and replace(held, number=0) == replace(new, number=0):
             return  # written by this run, and the answer was lost
         raise CommitConflictError(f"sink {self._sink!r} holds another head than expected; nothing was written")
-
-    def _numbers(self) -> list[int]:
-        found = (progress_number(stat.name) for stat in self._storage.list(self._folder))
-        return sorted(number for number in found if number is not None)
-
-    def _key(self, number: int) -> str:
-        return f"{self._folder}/{progress_name(number)}"

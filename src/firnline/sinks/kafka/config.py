@@ -21,9 +21,9 @@ from firnline.config.kafka import (
 )
 from firnline.config.units import size_text
 from firnline.kafka_client import PRODUCER_OPTIONS
-from firnline.options import MEBIBYTE, SinkOptions
-from firnline.sinks.config import FollowerConfig
-from firnline.sinks.kafka.options import KafkaSinkOptions, template_columns
+from firnline.options import MEBIBYTE, SinkOptions, template_columns
+from firnline.sinks.config import FollowerConfig, check_pattern, check_template
+from firnline.sinks.kafka.options import KafkaSinkOptions
 
 MOST_LANES = 64
 _DEFAULT_BYTES = 256 * MEBIBYTE
@@ -104,19 +104,14 @@ class KafkaSinkConfig(FollowerConfig):
     @field_validator("topic")
     @classmethod
     def _topic_is_a_name(cls, topic: str) -> str:
-        if re.search(r"\{\}|\{[^}]*$|^[^{]*\}", topic):
-            raise fail(f'"{topic}" is no template (write {{column}} for the value of a column)')
+        check_template(topic)
         check_topic(re.sub(r"\{[^{}]+\}", "x", topic))
         return topic
 
     @field_validator("topics_allowed")
     @classmethod
     def _pattern_is_valid(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise fail(f"is no regular expression: {error}") from None
-        return pattern
+        return check_pattern(pattern)
 
     @field_validator("client")
     @classmethod

@@ -22,12 +22,11 @@ from firnline.errors import (
     error_report,
     rebuild_error,
 )
-from firnline.sinks.dead_letters import DeadLetter
+from firnline.options import template_columns
 from firnline.sinks.follower import EpochRows, FollowerHead
 from firnline.sinks.kafka.cluster import Cluster, Connection, TopicFacts
 from firnline.sinks.kafka.encode import MessageEncoder, Messages
 from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, LowerLimitError, Transaction
-from firnline.sinks.kafka.options import template_columns
 from firnline.sinks.kafka.record import LaneRecord
 from firnline.types import Json
 
@@ -296,29 +295,6 @@ class MessageChecker:
             bad[int(numbers[index])] = (
                 f"the message has {int(sizes[index]):,} bytes, and topic {topic!r} takes {facts.max_bytes:,}"
             )
-
-
-def dead_letters(rows: EpochRows, bad: Sequence[tuple[int, str]]) -> list[DeadLetter]:
-    """Return dead letters with the values of these rows, read from the outbox."""
-    reasons = dict(bad)
-    wanted, found = pa.array(sorted(reasons), pa.int64()), list[DeadLetter]()
-    for part in rows.read():
-        mask = pc.is_in(part.numbers, wanted)
-        if pc.any(mask).as_py():
-            kept = zip(part.numbers.filter(mask).to_pylist(), part.batch.filter(mask).to_pylist(), strict=True)
-            found += [DeadLetter(number, reasons[number], _plain(values)) for number, values in kept]
-    return found
-
-
-def _plain(value: Json) -> Json:
-    """Return a value as plain JSON: what JSON has no word for becomes text."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 # -- in a worker --------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ import pyarrow.compute as pc
 from firnline.errors import SchemaError
 from firnline.ndjson import write
 from firnline.ndjson.compiling import compile_beside
-from firnline.options import OP, SEQUENCE
+from firnline.options import OP, SEQUENCE, split_template, template_columns
 from firnline.schema import is_json
-from firnline.sinks.kafka.options import DELETE, split_template, template_columns
+from firnline.sinks.kafka.options import DELETE
 from firnline.sinks.shaping import ShapedRows, unsliced
 from firnline.state.keys import encode_keys
 from firnline.types import Json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -10,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from firnline.options import MEBIBYTE, OP, SEQUENCE, FollowerOptions, StrictColumn
 
 DELETE = "delete"
-_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +56,3 @@ class KafkaSinkOptions(FollowerOptions):
             "lanes": self.lanes,
             **({"subject": self.subject, "record_name": self.record_name} if self.value == "avro" else {}),
         }
-
-
-def template_columns(topic: str) -> list[str]:
-    """Return the columns that a topic's template names; none for a plain name."""
-    return _PLACEHOLDER.findall(topic)
-
-
-def split_template(topic: str) -> list[tuple[str, str]]:
-    """Return the pieces of a template: each a text, followed by a column, which is empty at the end."""
-    pieces = _PLACEHOLDER.split(topic)
-    return list(zip(pieces[::2], [*pieces[1::2], ""], strict=True))

@@ -15,6 +15,7 @@ from typing import ClassVar
 from firnline.checkpoint.codec import canonical
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, FencedError, SinkError
 from firnline.faults import fault_point
+from firnline.options import template_columns
 from firnline.sinks.base import Capabilities, Decided, EpochCommit, Head, SinkContext
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
 from firnline.sinks.kafka.cluster import READ_SECONDS, Cluster, Connection
@@ -22,13 +23,12 @@ from firnline.sinks.kafka.delivery import (
     BadRowsError,
     LaneEpoch,
     check_reports,
-    dead_letters,
     lane_task,
     run_lane,
     write_lane,
 )
 from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, check_owner, claimed
-from firnline.sinks.kafka.options import KafkaSinkOptions, template_columns
+from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord, combine
 from firnline.types import Delivery, EntryRef, Json
 
@@ -229,7 +229,7 @@ class KafkaSink(Follower):
             bad = self._write_one(epoch) if lanes == 1 else self._write_lanes(epoch, lanes, delivery)
             if not bad:
                 return delivery.final_head
-            letters = dead_letters(delivery.rows, bad)
+            letters = delivery.rows.letters(dict(bad))
             delivery.refuse(letters)
             delivery = delivery.without(letters)
 

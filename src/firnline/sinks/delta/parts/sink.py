@@ -1,0 +1,486 @@
+"""A Delta sink with a template: a follower with many parts, one Delta table each. It is atomic per part.
+
+The sink's head lies beside the parts, below `_firnline/` of the folder that all of them lie in. An epoch is delivered
+in these steps:
+1. The rows are read from the outbox, and staged as files of the parts that they name.
+2. The head names these parts as open.
+3. Each of them gets its files in one Delta commit, with the checkpoint. Its fence asks for the entry that last touched
+   this part. Parts that hold the epoch already are left alone.
+4. The head says that the sink holds the epoch, and for each part which entry touched it last.
+
+After a kill between 2 and 4 the epoch is delivered again: every part says itself whether it holds it. A run of an older
+generation that is still at step 3 writes the very rows that were decided, or finds them there. A history edit touches
+all parts that are open, so that such a run finds another entry than it asks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import ClassVar, TypeVar
+
+import pyarrow as pa
+
+from firnline.errors import (
+    CommitConflictError,
+    FencedError,
+    FirnlineError,
+    LedgerHoleError,
+    RollbackRefusedError,
+    SinkWentBackError,
+)
+from firnline.names import probe_key, progress_folder
+from firnline.sinks.base import (
+    Capabilities,
+    Decided,
+    Effect,
+    EpochCommit,
+    GoesBack,
+    Head,
+    KeepRows,
+    ReplaceRows,
+    RestoreVersion,
+    SinkContext,
+    SinkReturn,
+    Stager,
+)
+from firnline.sinks.changes import table_columns
+from firnline.sinks.delta.kind import open_stager
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
+from firnline.sinks.delta.parts.state import (
+    Held,
+    Part,
+    Parts,
+    close_parts,
+    find_lost,
+    go_back_to,
+    newest_epoch,
+    open_parts,
+    own_of,
+    parts_of,
+)
+from firnline.sinks.delta.parts.table import PartTable, PartUpsertTable, entry_of, ref_of, refuse_name
+from firnline.sinks.delta.stage import MAX_GATHERED_BYTES, ParquetStager
+from firnline.sinks.delta.table import check_put_if_absent
+from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
+from firnline.sinks.numbered import NumberedFiles
+from firnline.sinks.templates import NameTemplate, Share, too_many_parts
+from firnline.storage import open_storage
+from firnline.types import Delivery, EntryRef, Json
+
+WORKERS = 4  # parts that are read or committed at the same time
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class DeltaPartsSink(Follower):
+    """Delta tables with a template. See the module's docstring."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        Delivery.EXACTLY_ONCE_PER_PART,
+        goes_back=GoesBack.EXACTLY,
+        fed_from_outbox=True,
+        has_columns=False,
+    )
+
+    def __init__(self, options: DeltaPartsOptions, context: SinkContext) -> None:
+        super().__init__(options, context)
+        upserts = options.write == "upsert"
+        self.capabilities = replace(type(self).capabilities, upserts=upserts)  # type: ignore[misc]  # by the settings
+        self._settings = options
+        self._storage = open_storage(options.root, options.storage_options)
+        self._files = NumberedFiles(self._storage, progress_folder(context.pipeline, self.head_name), "parts.head")
+        self._run = ""
+        self._claiming = 0
+        self._check_due = False  # whether the parts are to be compared with the head when it is read next
+        self._lowered: tuple[str, FollowerHead] | None = None  # a head by its key, and what its parts still hold of it
+        self._tables: dict[tuple[str, str], PartTable] = {}
+        self._touched: set[str] = set()  # since the last housekeeping
+
+    def shape(self) -> dict[str, Json]:
+        shape = super().shape()
+        return {**shape, "own": {**shape["own"], "of_records": self.context.input_is_source}}
+
+    # -- the head -------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        run: str,
+        generation: int | None = None,
+        baseline: EntryRef | None = None,
+        onto: int | None = None,
+        *,
+        again: bool = False,
+        decided: Decided | None = None,
+    ) -> Head:
+        self._run, self._claiming = run, generation or 0
+        return super().claim(run, generation, baseline, onto, again=again, decided=decided)
+
+    def end_unfinished(self) -> None:
+        """Have the parts compared with the head when it is read next: one of them may have lost what it held."""
+        self._check_due = True
+
+    def read_head(self) -> FollowerHead | None:
+        found = self._load()
+        return found[1] if found is not None else None
+
+    def _load(self) -> tuple[str, FollowerHead] | None:
+        """Return the key and the content of the head; lowered if a part lost entries."""
+        found = self._files.load()
+        if found is None:
+            return None
+        key, head = found[0], FollowerHead.from_json(found[1], f"{self._storage.root}/{found[0]}")
+        if self._check_due:
+            self._lowered = self._lower(key, head)
+            self._check_due = False
+        return self._lowered if self._lowered is not None and self._lowered[0] == key else (key, head)
+
+    def _lower(self, key: str, head: FollowerHead) -> tuple[str, FollowerHead] | None:
+        """Compare the parts with the head; returns the head as low as the part that lost most, None if none did."""
+        parts = parts_of(head.own)
+        tables = {name: self._open_part(name) for name in parts}
+        found = dict(zip(tables, _at_once(PartTable.find_held, tables.values()), strict=True))
+        lost = find_lost(parts, found)
+        if not lost:
+            return None
+        epoch, parts = go_back_to(parts, lost)
+        lowered = replace(head, epoch=0, entry=None, checkpoint=None, rows=0, size_bytes=0, own=own_of(parts))
+        try:
+            for entry, ref in self.context.ledger.entries(head.entry):
+                if entry.epoch <= epoch:
+                    return key, replace(lowered, epoch=entry.epoch, entry=ref, checkpoint=entry.checkpoint)
+        except LedgerHoleError as error:
+            name = min(lost)
+            raise SinkWentBackError(
+                f"{tables[name].uri}, a part of sink {self.name!r}, lost epoch {parts_of(head.own)[name].held.epoch},"
+                f" and the ledger no longer has what came after epoch {epoch}",
+                hint=f"Bring the table back from a backup, or copy the sink anew: firnline sinks resync {self.name}",
+                sink=self.name,
+                epoch=epoch,
+            ) from error
+        return key, lowered
+
+    def load(self) -> Head:
+        found = self._load()
+        head = super().load()
+        newest = newest_epoch(parts_of(found[1].own)) if found is not None else 0
+        return replace(head, partial=newest if newest > head.epoch else 0)
+
+    def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
+        if expected is None:
+            check_put_if_absent(self._storage, probe_key(self.context.pipeline, self._run))
+        found = self._load()
+        head = found[1] if found is not None else None
+        self._require(head, expected, new)
+        number = int(found[0].rpartition("/")[2].removesuffix(".json")) + 1 if found is not None else 1
+        if not self._files.append(number, new.to_json()):
+            held = self.read_head()
+            if held != new:  # else this run wrote it, and the answer was lost
+                self._require(held, expected, new)
+                raise CommitConflictError(f"sink {self.name!r} holds another head than expected; nothing was written")
+
+    def _require(self, head: FollowerHead | None, expected: FollowerHead | None, new: FollowerHead) -> None:
+        if head is not None and head.generation > new.generation:
+            raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
+        if head != expected:
+            raise CommitConflictError(f"sink {self.name!r} holds another head than expected; nothing was written")
+
+    def find_parts(self) -> list[str]:
+        head = self.read_head()
+        return [self._uri(name) for name in sorted(parts_of(head.own))] if head is not None else []
+
+    # -- parts ----------------------------------------------------------------------------------------
+
+    def _uri(self, name: str) -> str:
+        return f"{self._storage.root}/{name}"
+
+    def _open_part(self, name: str, own: Mapping[str, Json] | None = None) -> PartTable:
+        """Open the table of a part, for an epoch with these settings; reads nothing yet."""
+        own = own if own is not None else self.shape()["own"]
+        settings = self._settings
+        key = (name, str(own["write"]))
+        table = self._tables.get(key)
+        if table is None:
+            options = DeltaSinkOptions(
+                self.name,
+                self._uri(name),
+                write=own["write"],
+                key=tuple(own["key"]) or self.context.input_key,
+                partition_by=settings.partition_by,
+                file_size=settings.file_size,
+                interop="none",
+                storage_options=settings.storage_options,
+                sequence_by=own["sequence_by"],
+                delete_when={column: tuple(values) for column, values in own["delete_when"].items()},
+            )
+            context = replace(self.context, input_is_source=bool(own["of_records"]))
+            kind = PartUpsertTable if own["write"] == "upsert" else PartTable
+            table = self._tables[key] = kind(options, context, self.head_name)
+        return table
+
+    # -- delivery -------------------------------------------------------------------------------------
+
+    def deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        try:
+            return self._deliver(delivery)
+        except SinkWentBackError:
+            self._check_due = True
+            raise
+
+    def _deliver(self, delivery: EpochDelivery) -> FollowerHead:
+        parts, entry = parts_of(delivery.head.own), entry_of(delivery.commit)
+        while True:
+            staging = _Staging(self, delivery, parts)
+            try:
+                bad = staging.run()
+            except BaseException:
+                staging.discard()
+                raise
+            if not bad:
+                break
+            staging.discard()
+            letters = delivery.rows.letters(bad)
+            delivery.refuse(letters)
+            delivery = delivery.without(letters)
+        names, head = sorted(staging.files), delivery.head
+        if names:
+            parts = open_parts(parts, names, entry.epoch)
+            opened = replace(head, own=own_of(parts))
+            if opened != head:
+                self.swap_head(head, opened)
+            self._commit(delivery, staging, names, parts)
+        after = replace(delivery.final_head, own=own_of(close_parts(parts, names, entry)))
+        self.swap_head(opened if names else head, after)
+        self._touched |= set(names)
+        return after
+
+    def _commit(self, delivery: EpochDelivery, staging: _Staging, names: Sequence[str], parts: Parts) -> None:
+        """Commit the staged files of each part."""
+
+        def commit(name: str) -> None:
+            table = self._open_part(name, delivery.shape)
+            self._begin(table, parts[name])
+            files = staging.files[name]
+            table.commit(
+                self._part_commit(delivery.commit, name, parts[name].held, files, staging.schema), delivery.run_tasks
+            )
+            table.delete_changes(files)
+
+        _at_once(commit, names)
+
+    def _begin(self, table: PartTable, part: Part) -> None:
+        table.begin(self._run, self._generation, part)
+
+    @staticmethod
+    def _part_commit(
+        commit: EpochCommit, name: str, before: Held, files: list[dict[str, Json]], schema: pa.Schema
+    ) -> EpochCommit:
+        """Return the commit of one part; what came before is the entry that last touched it."""
+        facts = {**commit.facts, "part": name}
+        return replace(commit, files=files, schema=schema, previous=ref_of(before), source_state=None, facts=facts)
+
+    # -- checks ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        head = self.read_head()
+        _at_once(lambda name: self._open_part(name).check(), parts_of(head.own) if head is not None else ())
+
+    def find_caveats(self) -> list[str]:
+        return [
+            f"sink {self.name} is atomic per table: an epoch becomes visible in one table after the other; each says "
+            "which epoch it holds"
+        ]
+
+    def check_columns(self, rows: pa.Schema) -> None:
+        NameTemplate(self._settings.template, self._settings.parts_allowed, refuse_name).check(rows)
+
+    def columns_of(self, rows: pa.Schema) -> pa.Schema:
+        return table_columns(rows) if self._settings.write == "upsert" else rows
+
+    def maintain(self) -> None:
+        for name in sorted(self._touched):
+            self._open_part(name).maintain()
+        self._touched.clear()
+
+    # -- history edits --------------------------------------------------------------------------------
+
+    def version_of(self, epoch: int) -> int:
+        for name, part in self._later_parts(epoch):
+            table = self._open_part(name)
+            self._begin(table, part)
+            table.effect_here(RestoreVersion(epoch), table.find_held())
+        return epoch
+
+    def _later_parts(self, epoch: int) -> list[tuple[str, Part]]:
+        """Return the parts that hold rows of later epochs, or may get some."""
+        head = self.read_head()
+        return [(name, part) for name, part in parts_of(head.own if head else {}).items() if part.newest > epoch]
+
+    def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
+        fence = self.read_fence()
+        plan = SinkReturn(self.name, self.uri, fence.epoch, fence.version)
+        problems: list[RollbackRefusedError] = []
+        for name, part in self._later_parts(to_epoch):
+            found, refused = self._plan_part(name, part, to_epoch, accept)
+            problems += refused
+            if found is not None:
+                plan = _add(plan, found)
+        return replace(plan, version_then=None if problems else to_epoch), problems
+
+    def _plan_part(
+        self, name: str, part: Part, to_epoch: int, accept: Collection[str]
+    ) -> tuple[SinkReturn | None, list[RollbackRefusedError]]:
+        table = self._open_part(name)
+        self._begin(table, part)
+        held = table.find_held()
+        if held.epoch < part.held.epoch:
+            return None, [RollbackRefusedError(table.went_back().message, hint="Run the pipeline first.")]
+        try:
+            effect = table.effect_here(RestoreVersion(to_epoch), held)
+        except RollbackRefusedError as error:
+            return None, [error]
+        if not isinstance(effect, RestoreVersion):
+            return None, []
+        return table.history.plan_version(held.epoch, effect.version, accept)
+
+    def find_missing(self, effect: Effect) -> list[str]:
+        if isinstance(effect, ReplaceRows) and effect.files:
+            return [str(file["path"]) for file in effect.files]
+        if not isinstance(effect, RestoreVersion):
+            return []
+        missing: list[str] = []
+        for name, part in self._later_parts(effect.version):
+            table = self._open_part(name)
+            self._begin(table, part)
+            try:
+                own = table.effect_here(effect, table.find_held())
+            except RollbackRefusedError as error:
+                missing.append(error.message)
+            else:
+                missing += [f"{name}/{path}" for path in table.find_missing(own)]
+        return missing
+
+    def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
+        """Move the head. A part that is open gets the edit, too: then no older run can write to it any more."""
+        names = [name for name, part in parts_of(head.own).items() if part.open]
+        return self._edit_parts(head, commit, KeepRows(), names)
+
+    def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
+        """Take every part back that holds later rows, or that may get some; the head comes last."""
+        if isinstance(effect, ReplaceRows) and effect.files:
+            raise RollbackRefusedError(
+                f"{self.name} cannot get back rows that it no longer holds", hint="Take the sink out of the spec."
+            )
+        to = effect.version if isinstance(effect, RestoreVersion) else -1
+        names = [name for name, part in parts_of(head.own).items() if part.newest > to]
+        return self._edit_parts(head, commit, effect, names)
+
+    def _edit_parts(
+        self, head: FollowerHead, commit: EpochCommit, effect: Effect, names: Sequence[str]
+    ) -> FollowerHead:
+        parts = parts_of(head.own)
+
+        def edit(name: str) -> None:
+            table = self._open_part(name)
+            self._begin(table, parts[name])
+            table.apply_edit(self._part_commit(commit, name, parts[name].held, [], pa.schema([])), effect)
+
+        _at_once(edit, sorted(names))
+        after = replace(head_after(head, commit), own=own_of(close_parts(parts, names, entry_of(commit))))
+        self.swap_head(head, after)
+        self._touched |= set(names)
+        return after
+
+
+class _Staging:
+    """Stages the rows of an epoch as files of the parts that they name."""
+
+    def __init__(self, sink: DeltaPartsSink, delivery: EpochDelivery, parts: Parts) -> None:
+        self._sink = sink
+        self._delivery = delivery
+        self._parts = parts
+        self._own = delivery.shape
+        self._most = sink._settings.max_parts
+        self._template = NameTemplate(sink._settings.template, str(self._own["parts_allowed"]), self._refuse)
+        self._stagers: dict[str, Stager] = {}
+        self._entry = entry_of(delivery.commit)
+        self.schema = delivery.rows.shape.schema_of(delivery.rows.schema)
+        self.files: dict[str, list[dict[str, Json]]] = {}
+
+    def run(self) -> dict[int, str]:
+        """Stage all rows. Returns the numbers of rows that no part can hold, each with the reason.
+
+        Raises:
+            SinkError: the rows name more parts than the sink may have.
+        """
+        bad: dict[int, str] = {}
+        for rows in self._delivery.rows.read():
+            if not rows.batch.num_rows:
+                continue
+            shares, wrong = self._template.split(rows.batch, rows.numbers, self._most)
+            bad |= wrong
+            for share in shares if not bad else ():
+                self._write(share)
+        if not bad:
+            self.files = {name: stager.close() for name, stager in self._stagers.items()}
+        return bad
+
+    def _write(self, share: Share) -> None:
+        stager = self._stagers.get(share.name)
+        if stager is None:
+            known = len(self._parts.keys() | self._stagers.keys() | {share.name})
+            if share.name not in self._parts and known > self._most:
+                raise too_many_parts(known, self._most)
+            target = self._sink._open_part(share.name, self._own).stage_target()
+            stager = self._stagers[share.name] = open_stager(target, self._delivery.rows.attempt)
+        stager.write(share.batch)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Keep memory bounded, whatever the number of parts."""
+        stagers = [stager for stager in self._stagers.values() if isinstance(stager, ParquetStager)]
+        while sum(stager.gathered_bytes for stager in stagers) > MAX_GATHERED_BYTES:
+            max(stagers, key=lambda stager: stager.gathered_bytes).relieve()
+
+    def _refuse(self, name: str) -> str:
+        """Return why a name cannot be that of a part; it may be a table of somebody else."""
+        reason = refuse_name(name)
+        if reason or name in self._parts:
+            return reason
+        owner = self._sink._open_part(name, self._own).find_owner()
+        return f"table {name!r} belongs to {owner}" if owner else ""
+
+    def discard(self) -> None:
+        """Delete the files that no commit names."""
+        for stager in self._stagers.values():
+            with contextlib.suppress(OSError, FirnlineError):  # a sweep deletes what stays
+                stager.discard()
+
+
+def _at_once(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call a function for all items, a few at a time; all calls end before the first error is raised."""
+    chosen = list(items)
+    if len(chosen) < 2:
+        return [call(item) for item in chosen]
+    with ThreadPoolExecutor(min(WORKERS, len(chosen)), "firnline parts") as pool:
+        calls = [pool.submit(call, item) for item in chosen]
+    errors = [error for one in calls if (error := one.exception()) is not None]
+    if errors:
+        raise next((error for error in errors if isinstance(error, FencedError)), errors[0])
+    return [one.result() for one in calls]
+
+
+def _add(plan: SinkReturn, part: SinkReturn) -> SinkReturn:
+    """Return the plan of a sink with that of one more part."""
+    return replace(
+        plan,
+        files_removed=plan.files_removed + part.files_removed,
+        rows_removed=plan.rows_removed + part.rows_removed,
+        files_restored=plan.files_restored + part.files_restored,
+        rows_restored=plan.rows_restored + part.rows_restored,
+        columns_removed=list(dict.fromkeys([*plan.columns_removed, *part.columns_removed])),
+        properties_changed=list(dict.fromkeys([*plan.properties_changed, *part.properties_changed])),
+        others=[*plan.others, *part.others],
+    )

@@ -1,0 +1,109 @@
+"""What a sink with a template knows of its parts, and what follows from it: pure decisions, without I/O.
+
+The sink's head names, for each part, the entry that last touched it. A part is in sync when it holds that entry,
+however old that is. Before an epoch is written to the first of its parts, the head names all of them as open: whoever comes
+later knows which parts may hold rows of an epoch that the sink does not hold yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias
+
+from firnline.types import Json
+
+
+class Held(NamedTuple):
+    """What the table of a part holds of the sink: its newest epoch, and the number of that entry (`short_number`)."""
+
+    epoch: int = 0
+    entry: int = 0
+
+
+NOTHING = Held()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part, as the head of its sink knows it."""
+
+    born: int  # the epoch of its first rows
+    held: Held = NOTHING  # the entry that last touched it
+    open: int = 0  # a later epoch that may be written to it at any moment; 0: none
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch whose rows it holds, or may hold."""
+        return max(self.held.epoch, self.open)
+
+    def to_json(self) -> list[int]:
+        return [self.born, *self.held, self.open]
+
+    @classmethod
+    def from_json(cls, value: Json) -> Part:
+        born, epoch, entry, opened = (int(number) for number in value)
+        return cls(born, Held(epoch, entry), opened)
+
+
+Parts: TypeAlias = Mapping[str, Part]
+Verdict: TypeAlias = Literal["write", "has", "went back", "other"]
+
+
+def open_parts(parts: Parts, names: Collection[str], epoch: int) -> dict[str, Part]:
+    """Return the parts before an epoch is written to those of these names; new ones are born with it."""
+    opened = {name: parts.get(name, Part(born=epoch)) for name in names}
+    return {**parts, **{name: replace(part, open=max(part.open, epoch)) for name, part in opened.items()}}
+
+
+def close_parts(parts: Parts, names: Collection[str], entry: Held) -> dict[str, Part]:
+    """Return the parts once those of these names hold an entry."""
+    return {
+        name: replace(
+            part,
+            held=entry if name in names and part.held.epoch < entry.epoch else part.held,
+            open=part.open if part.open > entry.epoch else 0,
+        )
+        for name, part in parts.items()
+    }
+
+
+def judge(part: Part, found: Held, entry: Held) -> Verdict:
+    """Return what to do with a part that an entry touches, by what its table holds.
+
+    The epochs of one part come in order, so a table that holds a later one holds this one.
+    """
+    if found == entry or found.epoch > entry.epoch:
+        return "has"
+    if found == part.held:
+        return "write"
+    return "went back" if found.epoch < part.held.epoch else "other"
+
+
+def newest_epoch(parts: Parts) -> int:
+    """Return the newest epoch of which some part holds, or may hold, rows."""
+    return max((part.newest for part in parts.values()), default=0)
+
+
+def find_lost(parts: Parts, found: Mapping[str, Held]) -> dict[str, Held]:
+    """Return the parts whose tables lost an entry that the sink knows them to have held, each with what it holds."""
+    return {name: held for name, held in found.items() if held.epoch < parts[name].held.epoch}
+
+
+def go_back_to(parts: Parts, lost: Mapping[str, Held]) -> tuple[int, dict[str, Part]]:
+    """Return the epoch from which a sink goes on whose parts lost entries, and its parts there.
+
+    The others hold later epochs: what they get again, they have. A table that is gone lost all since its birth.
+    """
+    epoch = min(held.epoch or parts[name].born - 1 for name, held in lost.items())
+    return epoch, {name: replace(part, held=lost.get(name, part.held)) for name, part in parts.items()}
+
+
+def parts_of(own: Mapping[str, Json]) -> dict[str, Part]:
+    """Return the parts that a head names."""
+    return {str(name): Part.from_json(value) for name, value in own.get("parts", {}).items()}
+
+
+def own_of(parts: Parts) -> dict[str, Json]:
+    """Return what a head keeps of its parts."""
+    return {"parts": {name: part.to_json() for name, part in parts.items()}} if parts else {}
