@@ -130,7 +130,8 @@ def test_every_point_is_set_somewhere() -> None:
             if isinstance(node, ast.Call) and name_of(node) == "fault_point":
                 found |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
     assert found <= set(POINTS)
-    # Table._write sets the points that it is given.
+    # Table._write and NumberedFiles.append set the points that they are given.
     calls = ("create", "claim", "evolve", "commit", "compact", "jump", "sweep")
-    named_by_callers = {f"delta.{call}.{side}" for call in calls for side in ("before", "after")}
+    given = (*(f"delta.{call}" for call in calls), "http.progress", "parts.head")
+    named_by_callers = {f"{call}.{side}" for call in given for side in ("before", "after")}
     assert set(POINTS) - named_by_callers <= found

@@ -288,16 +288,30 @@ def find_targets(argument: str | None) -> list[Target]:
         uri = normalise(sink.table)
         ledgers = {} if uri == normalise(home.root) else {options.name: ledger}
         targets.setdefault(uri, Target(uri, dict(sink.storage_options), sink is options.journal, ledgers))
+    for uri, storage_options in find_part_tables(options):
+        targets.setdefault(uri, Target(uri, storage_options, ledgers={options.name: ledger}))
     return list(targets.values())
+
+
+def find_part_tables(options: PipelineOptions) -> list[tuple[str, dict[str, str]]]:
+    """Return the tables of Delta sinks with a template, with their storage options."""
+    from firnline.run.open_pipeline import open_pipeline
+    from firnline.sinks.delta.options import DeltaPartsOptions
+
+    sinks = [sink for sink in options.sinks if isinstance(sink, DeltaPartsOptions)]
+    if not sinks:
+        return []
+    pipeline = open_pipeline(options)
+    return [(uri, dict(sink.storage_options)) for sink in sinks for uri in pipeline.sink(sink.name).find_parts() or ()]
 
 
 def find_other_sinks(options: PipelineOptions | None) -> list[str]:
     """Return the sinks of a pipeline that are no Delta tables, each with its kind, for messages."""
-    from firnline.sinks.delta.options import delta_tables
+    from firnline.sinks.delta.options import DeltaPartsOptions, delta_tables
 
     if options is None:
         return []
-    tables = delta_tables(options.ordered_sinks)
+    tables = (*delta_tables(options.ordered_sinks), *(s for s in options.sinks if isinstance(s, DeltaPartsOptions)))
     return [f"{sink.name} ({sink.type})" for sink in options.ordered_sinks if sink not in tables]
 
 

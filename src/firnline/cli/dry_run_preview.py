@@ -122,7 +122,8 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
 
 # -- sources ------------------------------------------------------------------------------------------
 
-_PARTS = {"kafka": "lane", "redis": "script"}  # what is atomic in a sink that delivers an epoch in parts
+# What is atomic in a sink that delivers an epoch in parts.
+_PARTS = {"delta": "table", "kafka": "lane", "redis": "script"}
 _SOURCE_FIELDS = ("path", "inputs", "files_outstanding", "bytes_outstanding", "late_files")
 
 
@@ -389,8 +390,8 @@ def _guarantee(options: SinkOptions, delivery: Delivery) -> str:
         return "exactly once: one transaction holds the rows of an epoch and its checkpoint"
     part = _PARTS.get(options.type, "part")
     return (
-        f"exactly once per {part}: each {part} has its rows and its checkpoint in one transaction; a reader may see "
-        f"one {part} of an epoch before the next"
+        f"exactly once per {part}: each {part} has its rows and its checkpoint in one transaction; an epoch is atomic "
+        f"per {part}: a reader may see one {part} of it before the next"
     )
 
 

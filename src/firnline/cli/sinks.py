@@ -25,6 +25,7 @@ Output of `list` (JSON: pipeline, epoch, sinks [...] with these fields):
   name, type, location, required, decides, epoch (the newest that it holds),
   last_known_epoch (of a sink that cannot be read: what the newest checkpoint
   knows, and the lag with it), epochs_behind, bytes_behind (null: not known),
+  parts (the tables of a sink with a template; null for others),
   set_aside (the reason, or null), filled_from (while it gets what was before
   it was added: the beginning, or the table that is copied), error (why it
   cannot be read or written), next_try_at (while a run is alive), delivery
@@ -68,6 +69,7 @@ COLUMNS = (
     Column("holds", "epoch", right=True),
     Column("lacks", "behind", right=True),
     Column("waiting", right=True, drop=1),
+    Column("tables", right=True, drop=2),
     Column("state", cut="right"),
     Column("location", cut="left", drop=3),
 )
@@ -100,6 +102,7 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
         row["holds"] = row["epoch"] if is_read else _bound("≥", row["last_known_epoch"])
         row["lacks"] = row["epochs_behind"] if is_read else _bound("≤", row["epochs_behind"])
         row["waiting"] = size_text(row["bytes_behind"]) if row["bytes_behind"] else ""
+        row["tables"] = None if row["parts"] is None else len(row["parts"])
     common.out.table(COLUMNS, rows)
     for row in rows:
         if reason := row["set_aside"] or row["error"]:

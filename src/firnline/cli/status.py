@@ -62,7 +62,8 @@ Output (JSON fields):
                 be read), last_known_epoch (of a sink that cannot be read: what
                 the newest checkpoint knows), required, epochs_pending,
                 epochs_behind, bytes_behind, error, next_try_at (while a run is
-                alive), set_aside (the reason, or null),
+                alive), set_aside (the reason, or null), parts (the number
+                of tables of a sink with a template; null for others),
                 write (append, upsert)}];
                 pending: staged, and not yet committed by `firnline committer`;
                 behind: decided, and waiting for the sink, with the last error;
@@ -311,6 +312,8 @@ def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
             known = f", held epoch {sink['last_known_epoch']} when last seen, up to {behind} behind"
         return f"cannot be read{known}{optional}{where}{error}"
     version = f", version {sink['version']}" if is_table and sink["version"] is not None else ""
+    if sink["parts"] is not None:
+        version = f", {count_text(sink['parts'], 'table')}"
     if not sink["epochs_behind"]:
         return f"in sync at epoch {sink['epoch']}{version}{optional}{where}"
     deciding = report.sinks[0]

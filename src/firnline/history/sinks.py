@@ -50,6 +50,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "set_aside": one.set_aside or None,
             "filled_from": None,
             "epoch": one.held,
+            "parts": None,
             "last_known_epoch": one.held,
             "epochs_behind": head.epoch - one.held,
             "bytes_behind": None,
@@ -64,12 +65,13 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
 
 def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -> dict[str, Json]:
     try:
-        epoch = sink.load().epoch
+        epoch, parts = sink.load().epoch, sink.find_parts()
     except (FirnlineError, OSError) as error:
-        return {"epoch": None, **behind_unread(pipeline, sink, decided), "error": str(error)}
+        return {"epoch": None, "parts": None, **behind_unread(pipeline, sink, decided), "error": str(error)}
     behind = max(0, decided.epoch - epoch)
     return {
         "epoch": epoch,
+        "parts": parts,
         "last_known_epoch": epoch,
         "epochs_behind": behind,
         "bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0,

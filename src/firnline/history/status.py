@@ -319,17 +319,18 @@ def _sink_row(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) 
         "version": None,
         "epoch": None,
         "required": sink.required,
+        "parts": None,
         "epochs_pending": 0,
         "bytes_behind": None,
         "set_aside": find_away(decided.checkpoint, pipeline.options.followers).get(sink.name),
     }
     try:
-        head, settled = sink.load(), sink.settled_epoch()
+        head, settled, parts = sink.load(), sink.settled_epoch(), sink.find_parts()
     except (SinkError, OSError) as error:
         return {**row, **behind_unread(pipeline, sink, decided), "error": str(error)}
     epoch = head.epoch
     row |= {"epoch": epoch, "last_known_epoch": epoch, "epochs_pending": 0 if settled is None else epoch - settled}
-    row |= {"version": head.version if head.exists else None}
+    row |= {"version": head.version if head.exists else None, "parts": None if parts is None else len(parts)}
     behind = max(0, decided.epoch - epoch)
     row |= {"bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0}
     return {**row, "epochs_behind": behind, "error": failing if behind else None}

@@ -65,6 +65,10 @@ class SinkConfig(Config, ABC):
         """Where the sink writes; no other sink may write there. None: nothing to compare with other sinks."""
         return None
 
+    def may_write_to(self, location: str) -> bool:
+        """Whether a sink with a template may write to the endpoint of another sink."""
+        return False
+
     @property
     def can_decide(self) -> bool:
         """Whether a sink of this kind can decide: its options say where the pipeline's home is then."""
@@ -190,6 +194,11 @@ class DeliveryConfig(SinkConfig, ABC):
         if lost:
             raise fail(f'the key column "{lost[0]}" is not delivered', "key")
         return self
+
+    @classmethod
+    def own_keys(cls) -> list[str]:
+        """Return the keys that only such a sink has."""
+        return [name for name in DeliveryConfig.model_fields if name not in SinkConfig.model_fields]
 
     def check_delivered(self, setting: str, names: Iterable[str]) -> None:
         """Refuse a setting that needs a column which is not delivered."""

@@ -71,6 +71,10 @@ def _locations(spec: PipelineSpec) -> Iterator[Mismatch]:
         for other in spec.sinks[:index]:
             if other.endpoint is not None and same_place(written.location, other.endpoint.location):
                 yield Mismatch(at, f'sink "{other.name}" already writes to this {written.key}')
+        for other in spec.sinks:
+            if other is not sink and other.endpoint is not None and sink.may_write_to(other.endpoint.location):
+                hint = "Narrow parts_allowed, or choose another folder."
+                yield Mismatch(at, f'may name the {other.endpoint.key} of sink "{other.name}"', hint)
         for name, source in spec.sources.items():
             read = source.endpoint
             if read is not None and is_inside(written.location, read.location):
@@ -90,6 +94,8 @@ def find_home_problems(spec: PipelineSpec, home: str) -> Iterator[str]:
             yield f'the home {home} lies inside the {written.key} of sink "{sink.name}"'
         elif is_inside(written.location, home):
             yield f'the {written.key} of sink "{sink.name}" lies inside the home {home}'
+        elif sink.may_write_to(home):
+            yield f'the home {home} may be named by the {written.key} of sink "{sink.name}"'
     for name, source in spec.sources.items():
         read = source.endpoint
         if read is None:

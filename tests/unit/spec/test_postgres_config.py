@@ -31,11 +31,25 @@ def test_the_options_have_what_the_spec_says() -> None:
     assert "s3cret" not in repr(model)
 
 
+def test_a_table_may_be_a_template() -> None:
+    options = config(table="lake.{region}", max_parts=7).build("orders", lambda text, _: text)
+    assert isinstance(options, PostgresSinkOptions)
+    assert (options.table_name, options.max_parts) == (("lake", "{region}"), 7)
+    assert options.own_shape()["parts_allowed"] == "[A-Za-z0-9_]+"
+    plain = config().build("orders", lambda text, _: text)
+    assert isinstance(plain, PostgresSinkOptions)
+    assert "parts_allowed" not in plain.own_shape()
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"table": "a.b.c"}, "schema.table"),
         ({"table": ".b"}, "schema.table"),
+        ({"table": "a.b.{c}"}, "schema.table"),
+        ({"table": "lake.{region"}, "is no template"),
+        ({"max_parts": 4}, "only with a template"),
+        ({"table": "{c}", "exclude": ["c"]}, '"c" is not delivered'),
         ({"table": "x" * 64}, "63 bytes"),
         ({"table": "firnline.mine"}, "for checkpoints"),
         ({"sequence_by": "at"}, "only with write: upsert"),

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from firnline import options
 from firnline.errors import SpecError
 from firnline.sinks.delta.config import DeltaSinkConfig
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.http.config import HttpSinkConfig
 from firnline.sinks.http.options import HttpSinkOptions
 from firnline.sinks.redis.config import RedisSinkConfig
@@ -41,6 +41,7 @@ PAIRS: list[tuple[type[Any], type[BaseModel]]] = [
     (options.SchemaOptions, SchemaConfig),
     (FileSourceOptions, FilesSourceConfig),
     (DeltaSinkOptions, DeltaSinkConfig),
+    (DeltaPartsOptions, DeltaSinkConfig),
     (RedisSinkOptions, RedisSinkConfig),
     (HttpSinkOptions, HttpSinkConfig),
     (options.BatchOptions, models.BatchConfig),
@@ -60,6 +61,7 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("FileSourceOptions", "name"),  # the key of `sources`
     ("FileSourceOptions", "min_age_secs"),  # the default depends on `path`
     ("DeltaSinkOptions", "name"),  # numbered when left out
+    *(("DeltaPartsOptions", key) for key in ("name", "copy_from", "renamed_from")),
     ("RedisSinkOptions", "name"),
     ("RedisSinkOptions", "copy_from"),  # empty text when left out
     ("RedisSinkOptions", "renamed_from"),
@@ -130,8 +132,7 @@ def test_every_dataclass_of_options_has_a_model() -> None:
 
 @pytest.mark.parametrize("model", [pair[1] for pair in PAIRS])
 def test_every_key_has_a_description_and_is_an_option(model: type[BaseModel]) -> None:
-    made = next(made for made, other in PAIRS if other is model)
-    known = {field.name for field in dataclasses.fields(made)} | {
+    known = {field.name for made, other in PAIRS if other is model for field in dataclasses.fields(made)} | {
         "type",
         "sources",
         "event_time",

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import ColumnName, Count, Endpoint, Location, Secret, Size, differ, fail
+from firnline.config.fields import ColumnName, Count, Endpoint, Location, ReadSecret, Secret, Size, differ, fail
 from firnline.config.units import size_text
-from firnline.sinks.config import RecordsConfig, SinkConfig
-from firnline.sinks.delta.options import DEFAULT_FILE_BYTES, DeltaSinkOptions
+from firnline.options import SinkOptions, template_columns
+from firnline.sinks.config import DeliveryConfig, RecordsConfig, SinkConfig, check_pattern, check_template
+from firnline.sinks.delta.options import (
+    DEFAULT_FILE_BYTES,
+    MAX_PARTS,
+    PARTS_ALLOWED,
+    DeltaPartsOptions,
+    DeltaSinkOptions,
+)
+
+_OF_TEMPLATES = (*DeliveryConfig.own_keys(), "parts_allowed", "max_parts")
+_OF_TABLES = ("mode", "max_pending_units", "max_pending_bytes", "interop")
 
 
-class DeltaSinkConfig(RecordsConfig):
-    """A Delta table."""
+class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
+    """A Delta table, or with a template such as lake/{region} one table for each value of a column."""
 
     other_words: ClassVar[dict[str, str]] = {
         "uri": "table",
@@ -24,7 +35,18 @@ class DeltaSinkConfig(RecordsConfig):
     options_class = DeltaSinkOptions
 
     type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
-    table: Location = Field(description="Path or URI of the table, created when missing; relative to this file.")
+    table: Location = Field(
+        description="Path or URI of the table, created when missing; relative to this file. With a template such as "
+        "lake/{region} each value of the column has a table of its own (docs/sinks/delta.md)."
+    )
+    parts_allowed: str = Field(
+        default=PARTS_ALLOWED,
+        description="Template: a regular expression that the value of each of its columns must match as a whole; a row "
+        "with another value is a bad row.",
+    )
+    max_parts: Count = Field(
+        default=MAX_PARTS, description="Template: a row that would create more tables than this stops the sink."
+    )
     mode: Literal["direct", "staged"] = Field(
         default="direct", description="direct commits each epoch; staged leaves that to `firnline committer`."
     )
@@ -65,6 +87,17 @@ class DeltaSinkConfig(RecordsConfig):
         rest = {key: value for key, value in data.items() if key != "file_size_mb"}
         return {**rest, "file_size": mebibytes * 1024 * 1024}
 
+    @field_validator("table")
+    @classmethod
+    def _table_is_a_template_or_none(cls, table: str) -> str:
+        check_template(table)
+        return table
+
+    @field_validator("parts_allowed")
+    @classmethod
+    def _pattern_is_valid(cls, pattern: str) -> str:
+        return check_pattern(pattern)
+
     @field_validator("partition_by")
     @classmethod
     def _partitions_differ(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -82,6 +115,39 @@ class DeltaSinkConfig(RecordsConfig):
             raise fail("cannot be a column of partition_by", "sequence_by", hint="Name another column.")
         return self
 
+    @model_validator(mode="after")
+    def _keys_fit_the_table(self) -> DeltaSinkConfig:
+        columns = template_columns(self.table)
+        wrong = [key for key in (_OF_TABLES if columns else _OF_TEMPLATES) if key in self.model_fields_set]
+        if wrong and columns:
+            raise fail("not with a template in table", wrong[0])
+        if wrong:
+            raise fail("only with a template in table, such as lake/{region}", wrong[0])
+        if columns and not self.table.partition("{")[0].strip("/"):
+            raise fail("a template needs a folder that all its tables lie in", "table")
+        self.check_delivered("table", columns)
+        self.check_delivered("partition_by", self.partition_by)
+        self.check_delivered("sequence_by", [self.sequence_by] if self.sequence_by else [])
+        self.check_delivered("delete_when", self.delete_when)
+        return self
+
+    @property
+    def is_template(self) -> bool:
+        """Whether the sink has a table for each value of a column."""
+        return bool(template_columns(self.table))
+
+    @property
+    def can_decide(self) -> bool:
+        return not self.is_template
+
+    def may_write_to(self, location: str) -> bool:
+        return self.is_template and find_part(self.table, self.parts_allowed, location)
+
+    def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
+        values = {**self.follower_values(read_secret), "input": input_name}
+        chosen, other = (DeltaPartsOptions, _OF_TABLES) if self.is_template else (DeltaSinkOptions, _OF_TEMPLATES)
+        return chosen(**{key: value for key, value in values.items() if key not in other})
+
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint("table", self.table)
@@ -93,3 +159,12 @@ class DeltaSinkConfig(RecordsConfig):
     def check_behind(self, deciding: SinkConfig) -> None:
         if deciding.is_staged and not self.is_staged:
             raise fail("cannot be direct behind a staged sink; set mode: staged here, or list this sink first", "mode")
+
+
+def find_part(template: str, allowed: str, location: str) -> bool:
+    """Return whether a template can name a table at a location, above it or below it."""
+    pieces = re.split(r"\{[^{}]+\}", template)
+    pattern = f"(?:{allowed})".join(re.escape(piece) for piece in pieces)
+    folders = location.rstrip("/").split("/")
+    tables = ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
+    return any(re.fullmatch(pattern, table) for table in tables)

@@ -78,6 +78,13 @@ class Table:
         """Return a handle of its own on an older version."""
         return DeltaTable(self.uri, version=version, storage_options=self._options or None)
 
+    def reopen(self) -> bool:
+        """Open the table anew: somebody may have replaced it by an older one. Returns False if there is no table."""
+        with self._moving:
+            self._delta = None
+            self._durable.forget()
+            return self.refresh()
+
     def _why_unreadable(self, error: Exception, at: int) -> SinkError:
         """Return the error for a failure of delta-rs, for a handle at a version, or at none (-1)."""
         with contextlib.suppress(OSError):

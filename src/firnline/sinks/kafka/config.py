@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -138,13 +138,10 @@ class KafkaSinkConfig(FollowerConfig):
             )
         if self.topics_allowed and not columns:
             raise fail("only with a template in topic, such as orders.{region}", "topics_allowed")
-        lost = [name for name in columns if name in self.exclude or (self.columns and name not in self.columns)]
-        if lost:
-            raise fail(f'the column "{lost[0]}" of the template is not delivered', "topic")
+        self.check_delivered("topic", columns)
         return self
 
     def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
-        values: dict[str, Any] = {key: value for key, value in self.plain(read_secret).items() if key != "type"}
-        values |= {key: values[key] or "" for key in ("copy_from", "renamed_from")}
+        values = self.follower_values(read_secret)
         values["transaction_timeout_ms"] = values.pop("transaction_timeout") // timedelta(milliseconds=1)
         return self.options_class(**{**values, "partitions": self.partitions or 0, "input": input_name})

@@ -23,6 +23,7 @@ from firnline.errors import CommitConflictError, FencedError
 from firnline.sinks.follower import FollowerHead
 
 SCHEMA = "firnline"
+TABLES = "tables"  # what a head says of its sink: the tables that it has written to
 ADVISORY_LOCK = 0x4649524F  # under which schemas and tables are created
 _CREATE = (
     "CREATE SCHEMA IF NOT EXISTS firnline",
@@ -96,6 +97,18 @@ class CheckpointRow:
         )
         if changed.rowcount != 1:
             raise CommitConflictError(f"the checkpoint of sink {self.sink!r} is gone")
+
+    def find_owner(self, db: Db, table: str) -> str | None:
+        """Return the other sink that writes to a table, as `pipeline/sink`; None if no head names the table."""
+        rows = db.execute(
+            "SELECT pipeline, sink, head::text FROM firnline.checkpoints WHERE (pipeline, sink) <> (%s, %s)"
+            " AND head IS NOT NULL",
+            self.key,
+        ).fetchall()
+        for pipeline, sink, head in rows:
+            if table in (json.loads(head).get("own") or {}).get(TABLES, ()):
+                return f"{pipeline}/{sink}"
+        return None
 
     def find_removed(self, db: Db, epoch: int) -> tuple[int, int] | None:
         """Return the range of removed epochs that an epoch lies in; None if its rows are there."""

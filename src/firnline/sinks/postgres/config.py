@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import Duration, Flag, Secret, fail
-from firnline.options import OP
-from firnline.sinks.config import FollowerConfig, RecordsConfig
-from firnline.sinks.postgres.options import LOCK_TIMEOUT, NAME_BYTES, STATEMENT_TIMEOUT, PostgresSinkOptions
+from firnline.config.fields import Count, Duration, Flag, Secret, fail
+from firnline.options import OP, template_columns
+from firnline.sinks.config import FollowerConfig, RecordsConfig, check_pattern, check_template
+from firnline.sinks.postgres.options import (
+    LOCK_TIMEOUT,
+    MAX_PARTS,
+    NAME_BYTES,
+    PARTS_ALLOWED,
+    STATEMENT_TIMEOUT,
+    PostgresSinkOptions,
+)
 
 
 class PostgresSinkConfig(FollowerConfig, RecordsConfig):
@@ -22,7 +30,18 @@ class PostgresSinkConfig(FollowerConfig, RecordsConfig):
     dsn: Secret = Field(
         description="Connection: postgresql://user:password@host:5432/database, best as ${env:NAME} or ${file:path}."
     )
-    table: str = Field(description="The table as schema.table, created when missing; without a schema: public.")
+    table: str = Field(
+        description="The table as schema.table, created when missing; without a schema: public. With a template such "
+        "as lake.{region} each value of the column has a table of its own."
+    )
+    parts_allowed: str = Field(
+        default=PARTS_ALLOWED,
+        description="Template: a regular expression that the value of each of its columns must match as a whole; a row "
+        "with another value is a bad row.",
+    )
+    max_parts: Count = Field(
+        default=MAX_PARTS, description="Template: a row that would create more tables than this stops the sink."
+    )
     evolution: Literal["add", "fail"] = Field(
         default="add", description="A column that the table lacks is added, or stops the sink."
     )
@@ -44,7 +63,8 @@ class PostgresSinkConfig(FollowerConfig, RecordsConfig):
     @field_validator("table")
     @classmethod
     def _table_is_a_name(cls, table: str) -> str:
-        parts = table.split(".")
+        check_template(table)
+        parts = re.sub(r"\{[^{}]+\}", "x", table).split(".")
         if len(parts) > 2 or not all(parts):
             raise fail("must be schema.table, or a table of the schema public")
         for part in parts:
@@ -54,13 +74,24 @@ class PostgresSinkConfig(FollowerConfig, RecordsConfig):
             raise fail("the schema firnline is for checkpoints", hint="Choose another schema.")
         return table
 
+    @field_validator("parts_allowed")
+    @classmethod
+    def _pattern_is_valid(cls, pattern: str) -> str:
+        return check_pattern(pattern)
+
+    @model_validator(mode="after")
+    def _template_fits(self) -> PostgresSinkConfig:
+        columns = template_columns(self.table)
+        wrong = [key for key in ("parts_allowed", "max_parts") if key in self.model_fields_set and not columns]
+        if wrong:
+            raise fail("only with a template in table, such as lake.{region}", wrong[0])
+        self.check_delivered("table", columns)
+        return self
+
     @model_validator(mode="after")
     def _needed_columns_are_delivered(self) -> PostgresSinkConfig:
-        needed = {"sequence_by": [self.sequence_by] if self.sequence_by else [], "delete_when": list(self.delete_when)}
-        for setting, names in needed.items():
-            for name in names:
-                if name in self.exclude or (self.columns and name not in self.columns):
-                    raise fail(f'the column "{name}" is not delivered', setting)
+        self.check_delivered("sequence_by", [self.sequence_by] if self.sequence_by else [])
+        self.check_delivered("delete_when", self.delete_when)
         if self.write == "upsert" and OP in self.exclude:
             raise fail(f"an upsert needs the column {OP}", "exclude")
         return self

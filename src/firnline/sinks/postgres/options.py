@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
-from firnline.options import FollowerOptions, StrictColumn, change_columns
+from firnline.options import FollowerOptions, StrictColumn, change_columns, template_columns
 from firnline.postgres_client import place_of
 
 DEFAULT_SCHEMA = "public"
 STATEMENT_TIMEOUT = timedelta(minutes=5)
 LOCK_TIMEOUT = timedelta(seconds=30)
 NAME_BYTES = 63  # PostgreSQL cuts longer names off
+PARTS_ALLOWED = "[A-Za-z0-9_]+"
+MAX_PARTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,9 @@ class PostgresSinkOptions(FollowerOptions):
     type: ClassVar[str] = "postgres"
 
     dsn: str = field(repr=False)
-    table: str  # schema.table, or a table of the schema `public`
+    table: str  # schema.table, or a table of the schema `public`; with {column}, a table for each value
+    parts_allowed: str = field(default=PARTS_ALLOWED, kw_only=True)  # template: a pattern for the values of the columns
+    max_parts: int = field(default=MAX_PARTS, kw_only=True)
     evolution: Literal["add", "fail"] = field(default="add", kw_only=True)  # what a column becomes that the table lacks
     event_id: bool = field(default=False, kw_only=True)  # whether the column _firnline_id gets the id of each row
     statement_timeout: timedelta = field(default=STATEMENT_TIMEOUT, kw_only=True)
@@ -37,9 +42,8 @@ class PostgresSinkOptions(FollowerOptions):
 
     @property
     def table_name(self) -> tuple[str, str]:
-        """Schema and name of the table."""
-        schema, _, name = self.table.rpartition(".")
-        return schema or DEFAULT_SCHEMA, name
+        """Schema and name of the table; of a template, both may have columns."""
+        return split_table(self.table)
 
     @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
@@ -52,4 +56,11 @@ class PostgresSinkOptions(FollowerOptions):
             "sequence_by": self.sequence_by,
             "delete_when": {name: list(values) for name, values in self.delete_when.items()},
             "event_id": self.event_id,
+            **({"parts_allowed": self.parts_allowed} if template_columns(self.table) else {}),
         }
+
+
+def split_table(table: str) -> tuple[str, str]:
+    """Return schema and name of a table, or of a template of tables."""
+    parts = re.findall(r"(?:\{[^{}]*\}|[^.{}])+", table)
+    return (parts[0], parts[1]) if len(parts) == 2 else (DEFAULT_SCHEMA, table)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from firnline.errors import RollbackRefusedError, SchemaError, SinkError
 from firnline.faults import fault_point
+from firnline.options import template_columns
 from firnline.postgres_client import place_of
 from firnline.sinks.base import (
     Capabilities,
@@ -28,11 +30,13 @@ from firnline.sinks.base import (
 from firnline.sinks.dead_letters import DeadLetter
 from firnline.sinks.encoding import encode_rows
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
-from firnline.sinks.postgres.checkpoints import CheckpointRow
+from firnline.sinks.postgres.checkpoints import TABLES, CheckpointRow
 from firnline.sinks.postgres.database import Database, Timeouts
-from firnline.sinks.postgres.options import PostgresSinkOptions
+from firnline.sinks.postgres.options import PostgresSinkOptions, split_table
+from firnline.sinks.postgres.parts import EpochTables, refuse_name, split_rows
 from firnline.sinks.postgres.table import EPOCH, OWN, OWNER, Table, find_table, prepare_table
-from firnline.sinks.postgres.write import RowsRefusedError, RowWriter, Shape, read_chunks
+from firnline.sinks.postgres.write import Chunk, RowsRefusedError, RowWriter, Shape, read_chunks
+from firnline.sinks.templates import NameTemplate, too_many_parts
 from firnline.types import Delivery, EntryRef, Json
 
 Db = Connection[tuple[Any, ...]]
@@ -47,7 +51,10 @@ class PostgresSink(Follower):
 
     def __init__(self, options: PostgresSinkOptions, context: SinkContext) -> None:
         super().__init__(options, context)
-        self._schema, self._table = options.table_name
+        self._schema, self._table = options.table_name  # with the columns of a template, if there is one
+        self._is_template = bool(template_columns(options.table))
+        if self._is_template:
+            self.capabilities = replace(type(self).capabilities, has_columns=False)  # type: ignore[misc]
         self._settings = options
         timeouts = Timeouts(options.statement_timeout.total_seconds(), options.lock_timeout.total_seconds())
         self._lock_seconds = timeouts.lock
@@ -110,39 +117,72 @@ class PostgresSink(Follower):
 
     def deliver(self, delivery: EpochDelivery) -> FollowerHead:
         while True:
-            try:
-                return self._deliver(delivery)
-            except RowsRefusedError as refused:
-                bad = self._find_bad(delivery)
-                if not bad:
-                    reason = self._database.reason(refused)
-                    raise SinkError(f"{self.uri} refused a row, and takes it now: {reason}") from refused
-                delivery.refuse(bad)
-                delivery = delivery.without(bad)
+            tables = self._split(delivery)
+            bad = delivery.rows.letters(tables.bad)
+            if not bad:
+                try:
+                    return self._deliver(delivery, tables)
+                except RowsRefusedError as refused:
+                    bad = self._find_bad(delivery, tables)
+                    if not bad:
+                        reason = self._database.reason(refused)
+                        raise SinkError(f"{self.uri} refused a row, and takes it now: {reason}") from refused
+            delivery.refuse(bad)
+            delivery = delivery.without(bad)
 
-    def _deliver(self, delivery: EpochDelivery) -> FollowerHead:
+    def _split(self, delivery: EpochDelivery) -> EpochTables:
+        """Find the tables that the rows of an epoch go to."""
+        rows = delivery.rows
+        if not self._is_template:
+            return EpochTables(rows, [f"{self._schema}.{self._table}"] if rows.rows else [])
+        template = self._template(str(delivery.shape["parts_allowed"]), self._known_tables(delivery.head))
+        return split_rows(rows, template, self._settings.max_parts)
+
+    def _template(self, allowed: str, known: Collection[str]) -> NameTemplate:
+        """Return the template. It refuses tables of other sinks, unless this sink has written to them before."""
+
+        def refuse(name: str) -> str:
+            reason = refuse_name(name)
+            if reason or name in known:
+                return reason
+            with self._database.transaction(self._session) as db:
+                owner = self._row.find_owner(db, name)
+            return f"table {name!r} belongs to sink {owner}" if owner is not None else ""
+
+        return NameTemplate(f"{self._schema}.{self._table}", allowed, refuse)
+
+    @staticmethod
+    def _known_tables(head: FollowerHead | None) -> list[str]:
+        """Return the tables that the sink has written to, as far as the head knows."""
+        return [str(name) for name in (head.own if head is not None else {}).get(TABLES, [])]
+
+    def _deliver(self, delivery: EpochDelivery, tables: EpochTables) -> FollowerHead:
         """Write rows and head in one transaction: the checkpoint row is locked first, and written last."""
-        after = delivery.final_head
+        known = sorted({*self._known_tables(delivery.head), *tables.names})
+        if self._is_template and len(known) > self._settings.max_parts:
+            raise too_many_parts(len(known), self._settings.max_parts)
+        after = replace(delivery.final_head, own={TABLES: known} if known else {})
         with self._database.transaction(self._session) as db:
             self._row.require(self._lock(db), delivery.head, after.generation)
-            self._make_room(db, delivery)
-            writer = self._open_writer(db, delivery)
-            if writer is not None:
-                writer.write(read_chunks(delivery, Shape.of(delivery.shape)))
+            self._make_room(db, delivery, known)
+            for name in tables.names:
+                writer, chunks = self._open_writer(db, delivery, tables, name)
+                writer.write(chunks)
             self._row.write(db, after)
             fault_point("postgres.commit.before")
             self._database.commit(db)
             fault_point("postgres.commit.after")
         return after
 
-    def _find_bad(self, delivery: EpochDelivery) -> list[DeadLetter]:
-        """Return the rows that the table can never hold. Writes nothing."""
+    def _find_bad(self, delivery: EpochDelivery, tables: EpochTables) -> list[DeadLetter]:
+        """Return the rows that the tables can never hold. Writes nothing."""
+        bad: dict[int, str] = {}
         with self._database.transaction(self._session) as db:
             self._row.require(self._lock(db), delivery.head, delivery.head.generation)
-            self._make_room(db, delivery)
-            writer = self._open_writer(db, delivery)
-            assert writer is not None
-            bad = writer.find_bad(read_chunks(delivery, Shape.of(delivery.shape)), self._database.reason)
+            self._make_room(db, delivery, tables.names)
+            for name in tables.names:
+                writer, chunks = self._open_writer(db, delivery, tables, name)
+                bad |= writer.find_bad(chunks, self._database.reason)
         letters: list[DeadLetter] = []
         for rows in delivery.rows.read():
             wanted = pa.array([number in bad for number in rows.numbers.to_pylist()], pa.bool_())
@@ -151,40 +191,42 @@ class PostgresSink(Follower):
             letters += [DeadLetter(n, bad[n], json.loads(text)) for n, text in zip(numbers, texts, strict=True)]
         return letters
 
-    def _make_room(self, db: Db, delivery: EpochDelivery) -> None:
+    def _make_room(self, db: Db, delivery: EpochDelivery, names: Iterable[str]) -> None:
         """Remove this sink's own rows before a copy, and no others; the transaction of the copy removes them.
 
         Raises:
-            SchemaError: the table has rows that do not say which sink wrote them.
+            SchemaError: a table has rows that do not say which sink wrote them.
         """
         if not delivery.is_copy or Shape.of(delivery.shape).key:
             return
-        table = find_table(db, self._schema, self._table)
-        if table is None:
-            return
-        if table.has_marks:
-            db.execute(self._own_rows("DELETE", table, -1))
-            self._row.note_removed(db, 0, delivery.head.epoch)
-        elif _ask(db, SQL("SELECT EXISTS (SELECT FROM {})").format(table.identifier)):
-            raise SchemaError(
-                f"table {table.shown} has rows, and lacks the columns {OWNER} and {EPOCH}: the rows that sink "
-                f"{self.name!r} wrote before its copy cannot be told and removed",
-                hint=f"Remove them: TRUNCATE {table.shown}; the next run goes on.",
-            )
+        for name in names:
+            table = find_table(db, *split_table(name))
+            if table is None:
+                continue
+            if table.has_marks:
+                db.execute(self._own_rows("DELETE", table, -1))
+                self._row.note_removed(db, 0, delivery.head.epoch)
+            elif _ask(db, SQL("SELECT EXISTS (SELECT FROM {})").format(table.identifier)):
+                raise SchemaError(
+                    f"table {table.shown} has rows, and lacks the columns {OWNER} and {EPOCH}: the rows that sink "
+                    f"{self.name!r} wrote before its copy cannot be told and removed",
+                    hint=f"Remove them: TRUNCATE {table.shown}; the next run goes on.",
+                )
 
-    def _open_writer(self, db: Db, delivery: EpochDelivery) -> RowWriter | None:
-        """Bring the table into shape for an epoch. Returns None if the epoch has no rows."""
-        if not delivery.rows.rows:
-            return None
+    def _open_writer(
+        self, db: Db, delivery: EpochDelivery, tables: EpochTables, name: str
+    ) -> tuple[RowWriter, Iterator[Chunk]]:
+        """Bring a table into shape for an epoch. Returns the writer, and the rows of the table."""
         shape = Shape.of(delivery.shape)
         columns = shape.columns(delivery.rows.shape.schema_of(delivery.rows.schema))
         own = [] if shape.key else [OWNER, EPOCH]
         table = prepare_table(
-            db, self._schema, self._table, columns, own, shape.key, may_add=self._settings.evolution == "add"
+            db, *split_table(name), columns, own, shape.key, may_add=self._settings.evolution == "add"
         )
         if shape.key:
             self._require_unique(db, table, shape.key)
-        return RowWriter(db, table, columns, shape, self._owner, delivery.rows.epoch)
+        writer = RowWriter(db, table, columns, shape, self._owner, delivery.rows.epoch)
+        return writer, read_chunks(delivery.rows, tables.rows_of(name), shape)
 
     def _require_unique(self, db: Db, table: Table, key: Sequence[str]) -> None:
         missing = [name for name in key if name not in table.columns]
@@ -201,10 +243,9 @@ class PostgresSink(Follower):
         with self._database.transaction(self._session) as db:
             if _ask(db, "SELECT pg_is_in_recovery()"):
                 raise SinkError(f"{self.uri} is a standby server, which is read-only", hint="Name the primary server.")
-            table = find_table(db, self._schema, self._table)
-            if table is None:
+            if not template_columns(self._schema) and not self._find_tables(db):
                 self._require_creatable(db, self._schema)
-            else:
+            for table in self._find_tables(db):
                 self._check_table(db, table)
             if not self._row.exists(db):
                 self._require_creatable(db, "firnline")
@@ -250,6 +291,23 @@ class PostgresSink(Follower):
                 hint=f"CREATE SCHEMA {schema} AUTHORIZATION ...",
             )
 
+    def _find_tables(self, db: Db) -> list[Table]:
+        """Return the tables of the sink that exist."""
+        names = [(self._schema, self._table)]
+        if self._is_template:
+            names = [split_table(name) for name in self._known_tables(self._read_committed(db))]
+        return [table for schema, name in names if (table := find_table(db, schema, name)) is not None]
+
+    def _read_committed(self, db: Db) -> FollowerHead | None:
+        return self._row.read(db) if self._row.exists(db) else None
+
+    def find_parts(self) -> list[str] | None:
+        if not self._is_template:
+            return None
+        with self._database.transaction(self._session) as db:
+            known = self._known_tables(self._read_committed(db))
+        return [f"{place_of(self._settings.dsn)}/{name}" for name in known]
+
     def find_schema(self) -> pa.Schema | None:
         table = self._find_table()
         if table is None:
@@ -257,6 +315,8 @@ class PostgresSink(Follower):
         return pa.schema([(column.name, column.arrow) for column in table.columns.values() if column.name not in OWN])
 
     def check_columns(self, rows: pa.Schema) -> None:
+        if self._is_template:
+            self._template(self._settings.parts_allowed, ()).check(rows)
         table = self._find_table()
         if table is None:
             return
@@ -267,6 +327,9 @@ class PostgresSink(Follower):
         table.ways(wanted)
 
     def _find_table(self) -> Table | None:
+        """Return the table of a sink without a template, if it exists."""
+        if self._is_template:
+            return None
         with self._database.transaction(self._session) as db:
             return find_table(db, self._schema, self._table)
 
@@ -281,11 +344,11 @@ class PostgresSink(Follower):
         fence = self.read_fence()
         try:
             with self._database.transaction(self._session) as db:
-                table = self._require_way_back(db, to_epoch)
-                rows = _ask(db, self._own_rows("SELECT count(*)", table, to_epoch)) if table is not None else 0
+                tables = self._require_way_back(db, to_epoch)
+                rows = sum(int(_ask(db, self._own_rows("SELECT count(*)", table, to_epoch))) for table in tables)
         except RollbackRefusedError as error:
             return SinkReturn(self.name, self.uri, fence.epoch, fence.version), [error]
-        return SinkReturn(self.name, self.uri, fence.epoch, fence.version, to_epoch, rows_removed=int(rows)), []
+        return SinkReturn(self.name, self.uri, fence.epoch, fence.version, to_epoch, rows_removed=rows), []
 
     def find_missing(self, effect: Effect) -> list[str]:
         if isinstance(effect, ReplaceRows) and effect.files:
@@ -308,8 +371,7 @@ class PostgresSink(Follower):
         after = head_after(head, commit)
         with self._database.transaction(self._session) as db:
             self._row.require(self._lock(db), head, after.generation)
-            table = self._require_way_back(db, to)
-            if table is not None:
+            for table in self._require_way_back(db, to):
                 db.execute(self._own_rows("DELETE", table, to))
             self._row.write(db, after)
             self._row.note_removed(db, to, head.epoch)
@@ -318,8 +380,8 @@ class PostgresSink(Follower):
             fault_point("postgres.edit.after")
         return after
 
-    def _require_way_back(self, db: Db, to: int) -> Table | None:
-        """Return the table if its rows of epochs up to `to` are all there, and later ones can be told; None: no table.
+    def _require_way_back(self, db: Db, to: int) -> list[Table]:
+        """Return the tables if their rows of epochs up to `to` are all there, and later ones can be told.
 
         Raises:
             RollbackRefusedError: rows of earlier epochs are gone, or do not say which epoch they are of.
@@ -331,13 +393,14 @@ class PostgresSink(Follower):
                 f" to {removed[1]}",
                 hint=f"Go back to epoch {removed[0] - 1}, or leave its rows: --leave {self.name}",
             )
-        table = find_table(db, self._schema, self._table)
-        if table is not None and not table.has_marks:
-            raise RollbackRefusedError(
-                f"rows of table {table.shown} do not say which epoch they are of: it lacks {OWNER} or {EPOCH}",
-                hint=f"Leave its rows: --leave {self.name}",
-            )
-        return table
+        tables = self._find_tables(db)
+        for table in tables:
+            if not table.has_marks:
+                raise RollbackRefusedError(
+                    f"rows of table {table.shown} do not say which epoch they are of: it lacks {OWNER} or {EPOCH}",
+                    hint=f"Leave its rows: --leave {self.name}",
+                )
+        return tables
 
     def _own_rows(self, verb: str, table: Table, after: int) -> Composed:
         """Return a statement about the rows of this sink that are of later epochs. It has no parameters: names may

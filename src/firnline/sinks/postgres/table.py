@@ -20,6 +20,7 @@ OWNER, EPOCH, EVENT_ID = "_firnline_sink", "_firnline_epoch", "_firnline_id"
 OWN = {OWNER: pa.string(), EPOCH: pa.int64(), EVENT_ID: pa.string()}
 ROW, DELETES, ORDER = "_firnline_row", "_firnline_delete", "_firnline_order"  # of a table of changes
 STAGED = Identifier("pg_temp", "firnline_rows")
+UNSTAGE = "DROP TABLE IF EXISTS pg_temp.firnline_rows"
 
 _COLUMNS = """
 SELECT a.attname, b.typname, n.nspname, format_type(a.atttypid, a.atttypmod), b.typtype = 'e',

@@ -7,7 +7,7 @@ changes by key, are copied into a temporary table first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from psycopg.sql import Identifier
 from firnline.errors import SchemaError
 from firnline.options import OP, OPERATIONS, SEQUENCE
 from firnline.sinks.changes import find_deletes, table_columns
-from firnline.sinks.follower import EpochDelivery
+from firnline.sinks.follower import EpochRows
 from firnline.sinks.postgres.database import is_row_error
 from firnline.sinks.postgres.encode import SIGNATURE, TRAILER, Encoded, constant, encode, join_rows, text_of
 from firnline.sinks.postgres.table import (
@@ -33,6 +33,7 @@ from firnline.sinks.postgres.table import (
     OWNER,
     ROW,
     STAGED,
+    UNSTAGE,
     Merge,
     Table,
     copy_statement,
@@ -108,24 +109,23 @@ class Chunk:
         )
 
 
-def read_chunks(delivery: EpochDelivery, shape: Shape) -> Iterator[Chunk]:
-    """Yield the rows of an epoch in chunks of bounded size.
+def read_chunks(epoch: EpochRows, shaped: Iterable[tuple[pa.RecordBatch, pa.Array]], shape: Shape) -> Iterator[Chunk]:
+    """Yield rows of an epoch, given as batches with the numbers of their rows, in chunks of bounded size.
 
     Raises:
         SchemaError: a change row has an unknown operation, or lacks a column.
     """
-    for rows in delivery.rows.read():
-        batch = rows.batch
+    for batch, batch_numbers in shaped:
         if not batch.num_rows:
             continue
         step = max(1, min(CHUNK_ROWS, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes)))
         for first in range(0, batch.num_rows, step):
-            part, numbers = batch.slice(first, step), rows.numbers.slice(first, step)
+            part, numbers = batch.slice(first, step), batch_numbers.slice(first, step)
             deletes, order = _changes(part, shape) if shape.key else (None, None)
             names = [name for name in shape.columns(part.schema).names if name != EVENT_ID]
             part = part.select(names)
             if shape.event_id:
-                part = part.append_column(EVENT_ID, delivery.rows.event_ids(numbers))
+                part = part.append_column(EVENT_ID, epoch.event_ids(numbers))
             yield Chunk(part, numbers, deletes, order)
 
 
@@ -197,6 +197,7 @@ class RowWriter:
             raise RowsRefusedError from error
 
     def _stage(self) -> None:
+        self._db.execute(UNSTAGE)  # that of another table of the same epoch
         self._db.execute(stage_statement(self._table, self._ways, _EXTRA))
 
     def _copy(self, target: Identifier, chunks: Iterator[Chunk]) -> None:

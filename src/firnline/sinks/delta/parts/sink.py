@@ -287,12 +287,6 @@ class DeltaPartsSink(Follower):
         head = self.read_head()
         _at_once(lambda name: self._open_part(name).check(), parts_of(head.own) if head is not None else ())
 
-    def find_caveats(self) -> list[str]:
-        return [
-            f"sink {self.name} is atomic per table: an epoch becomes visible in one table after the other; each says "
-            "which epoch it holds"
-        ]
-
     def check_columns(self, rows: pa.Schema) -> None:
         NameTemplate(self._settings.template, self._settings.parts_allowed, refuse_name).check(rows)
 

@@ -1,8 +1,8 @@
 """What a sink with a template knows of its parts, and what follows from it: pure decisions, without I/O.
 
 The sink's head names, for each part, the entry that last touched it. A part is in sync when it holds that entry,
-however old that is. Before an epoch is written to the first of its parts, the head names all of them as open: whoever comes
-later knows which parts may hold rows of an epoch that the sink does not hold yet.
+however old that is. Before an epoch is written to the first of its parts, the head names all of them as open: whoever
+comes later knows which parts may hold rows of an epoch that the sink does not hold yet.
 """
 
 from __future__ import annotations

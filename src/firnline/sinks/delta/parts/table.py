@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from firnline.checkpoint.codec import short_number
-from firnline.errors import FencedError, RollbackRefusedError, SinkDivergedError, SinkWentBackError
+from firnline.errors import FencedError, RollbackRefusedError, SinkDivergedError, SinkWentBackError, TableLostError
 from firnline.names import txn_owner
-from firnline.sinks.base import Effect, EpochCommit, KeepRows, RestoreVersion, SinkContext
+from firnline.sinks.base import Effect, EpochCommit, KeepRows, RestoreVersion, RunTasks, SinkContext
 from firnline.sinks.delta.history_edit import TableHistory, read_epoch_versions
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sinks.delta.parts.state import Held, Part, judge
+from firnline.sinks.delta.parts.state import NOTHING, Held, Part, judge
 from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
 from firnline.sinks.delta.stage import CHANGES
 from firnline.sinks.delta.upsert.sink import UpsertSink
@@ -54,10 +54,11 @@ class PartTable(DeltaSink):
         self._deferred = True  # whoever creates the table: the fence decides
 
     def find_held(self) -> Held:
-        """Read what the table holds of the sink; nothing if there is no table."""
-        return self._held() if self._table.refresh() else Held()
+        """Read what the table holds of the sink; nothing if there is no table. It may be another one than before."""
+        return self._held() if self._table.reopen() else NOTHING
 
     def _held(self) -> Held:
+        """Return what the table holds at the version that was read."""
         fence = self._fence()
         return Held(fence.epoch, fence.digest or 0)
 
@@ -80,6 +81,12 @@ class PartTable(DeltaSink):
 
     # -- commit ---------------------------------------------------------------------------------------
 
+    def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
+        try:
+            return super().commit(commit, run_tasks)
+        except TableLostError as error:
+            raise self.went_back() from error
+
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
         entry = entry_of(commit)
         verdict = judge(self._part, self._held(), entry)
@@ -87,13 +94,12 @@ class PartTable(DeltaSink):
             receipt = self.find_receipt(entry.epoch)
             if receipt is not None and receipt.checkpoint_checksum == commit.checkpoint.checksum:
                 return receipt
-            raise self._diverged()
         owner = self._fence().generation
         if owner > self._generation:
             raise FencedError(f"generation {owner} holds {self.uri}, not {self._generation}", generation=owner)
         if verdict == "went back":
             raise self.went_back()
-        if verdict == "other":
+        if verdict != "write":
             raise self._diverged()
         return None
 
