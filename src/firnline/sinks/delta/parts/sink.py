@@ -70,7 +70,8 @@ from firnline.sinks.templates import NameTemplate, Share, too_many_parts
 from firnline.storage import open_storage
 from firnline.types import Delivery, EntryRef, Json
 
-WORKERS = 4  # parts that are read or committed at the same time
+WORKERS = 4  # parts that are committed at the same time
+READERS = 16  # parts that are read at the same time
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -94,7 +95,7 @@ class DeltaPartsSink(Follower):
         self._files = NumberedFiles(self._storage, progress_folder(context.pipeline, self.head_name), "parts.head")
         self._run = ""
         self._claiming = 0
-        self._check_due = False  # whether the parts are to be compared with the head when it is read next
+        self._check_due = True  # whether the parts are to be compared with the head when it is read next
         self._lowered: tuple[str, FollowerHead] | None = None  # a head by its key, and what its parts still hold of it
         self._tables: dict[tuple[str, str], PartTable] = {}
         self._touched: set[str] = set()  # since the last housekeeping
@@ -141,7 +142,7 @@ class DeltaPartsSink(Follower):
         """Compare the parts with the head; returns the head as low as the part that lost most, None if none did."""
         parts = parts_of(head.own)
         tables = {name: self._open_part(name) for name in parts}
-        found = dict(zip(tables, _at_once(PartTable.find_held, tables.values()), strict=True))
+        found = dict(zip(tables, _at_once(PartTable.find_held, tables.values(), READERS), strict=True))
         lost = find_lost(parts, found)
         if not lost:
             return None
@@ -285,7 +286,7 @@ class DeltaPartsSink(Follower):
 
     def check(self) -> None:
         head = self.read_head()
-        _at_once(lambda name: self._open_part(name).check(), parts_of(head.own) if head is not None else ())
+        _at_once(lambda name: self._open_part(name).check(), parts_of(head.own if head is not None else {}), READERS)
 
     def check_columns(self, rows: pa.Schema) -> None:
         NameTemplate(self._settings.template, self._settings.parts_allowed, refuse_name).check(rows)
@@ -453,12 +454,12 @@ class _Staging:
                 stager.discard()
 
 
-def _at_once(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def _at_once(call: Callable[[T], R], items: Iterable[T], workers: int = 0) -> list[R]:
     """Call a function for all items, a few at a time; all calls end before the first error is raised."""
     chosen = list(items)
     if len(chosen) < 2:
         return [call(item) for item in chosen]
-    with ThreadPoolExecutor(min(WORKERS, len(chosen)), "firnline parts") as pool:
+    with ThreadPoolExecutor(min(workers or WORKERS, len(chosen)), "firnline parts") as pool:
         calls = [pool.submit(call, item) for item in chosen]
     errors = [error for one in calls if (error := one.exception()) is not None]
     if errors:
