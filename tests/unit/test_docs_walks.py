@@ -51,6 +51,12 @@ def test_the_tutorial(tmp_path: Path, firnline: FirnlineCommand) -> None:
     assert sorted(table_ids(str(tmp_path / "orders" / "out")).elements()) == [1, 2, 3, 4, 5, 7, 8]
 
 
+def test_one_table_per_value(tmp_path: Path, firnline: FirnlineCommand) -> None:
+    run_page(PAGES / "how-to" / "one-table-per-value.md", tmp_path, firnline)
+    found = {log.parent.name: sorted(table_ids(log.parent)) for log in (tmp_path / "lake").glob("*/_delta_log")}
+    assert found == {"asia": [6], "eu": [1, 3], "us": [2, 5]}
+
+
 def test_go_back(tmp_path: Path, firnline: FirnlineCommand, orders: SampleInput) -> None:
     run_page(PAGES / "how-to" / "go-back.md", tmp_path, firnline)
     assert table_ids(str(tmp_path / "out")).total() == 8

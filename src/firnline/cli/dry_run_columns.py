@@ -29,7 +29,7 @@ from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.delta.upsert.changes import check_key, check_named, check_sequence
 from firnline.sources.base import Sample, Source, SourcePlan, port_name
 from firnline.sources.columns import Columns, agree, columns_from_json, declared
@@ -331,7 +331,7 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
         return
     order = getattr(options, "sequence_by", None)
     try:
-        if isinstance(options, DeltaSinkOptions):  # others compare nested values, too
+        if isinstance(options, DeltaSinkOptions | DeltaPartsOptions):  # others compare nested values, too
             check_key(options.key, rows)
             if order is not None:
                 check_sequence(order, rows)

@@ -7,6 +7,7 @@ older runs do after that changes nothing. Planted bugs must all be found. With `
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -118,8 +119,8 @@ class Model:
     def find_lost(self, head: Head, found: Mapping[str, Held]) -> dict[str, Held]:
         return real.find_lost(dict(head.parts), found)
 
-    def go_back_to(self, parts: Mapping[str, Part], lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
-        return real.go_back_to(parts, lost)
+    def go_back_to(self, head: Head, lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
+        return real.go_back_to(head.epoch, dict(head.parts), lost)
 
     def edited(self, head: Head, entry: Entry) -> tuple[str, ...]:
         """The parts that a rollback touches."""
@@ -204,7 +205,7 @@ class Model:
         if lost and not world.losses:
             raise BrokenError("a sink whose tables lost nothing went back")
         if lost:
-            lowest, lowered = self.go_back_to(parts, lost)
+            lowest, lowered = self.go_back_to(world.head, lost)
             parts = dict(lowered)
             epoch = max((entry.epoch for entry in world.chain if entry.epoch <= lowest), default=0)
         head = Head(run.generation, epoch, tuple(sorted(parts.items())))
@@ -336,9 +337,11 @@ BOUNDS = {
 if PROOF:
     BOUNDS |= {
         "two tables go back, two kills": Budget(losses=2, kills=2),
+        "two tables go back, a zombie": Budget(losses=2, zombies=1),
         "two zombies, a table goes back": Budget(losses=1, zombies=2),
         "a table goes back, a rollback, a zombie and a kill": Budget(losses=1, rollbacks=1, zombies=1, kills=1),
-        "two rollbacks, a zombie": Budget(rollbacks=2, zombies=1),
+        "two rollbacks, a zombie and a kill": Budget(rollbacks=2, zombies=1, kills=1),
+        "two tables go back, a rollback, a kill": Budget(losses=2, rollbacks=1, kills=1),
     }
 
 
@@ -400,20 +403,27 @@ class OpenIsIgnored(Model):
 
 
 class GoesBackTooLittle(Model):
-    """Of two tables that lost rows the sink follows the one that lost less."""
+    """Of two tables that lost rows, one after the other, the sink follows the last one."""
 
-    def go_back_to(self, parts: Mapping[str, Part], lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
-        epoch, lowered = real.go_back_to(parts, lost)
-        highest = max(part.held.epoch for part in parts.values())
-        return (epoch if len(lost) == 1 else highest), lowered
+    def go_back_to(self, head: Head, lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
+        return real.go_back_to(sys.maxsize, dict(head.parts), lost)
 
 
 class ForgetsWhatIsOpen(Model):
     """A part that went back is no longer known to be open."""
 
-    def go_back_to(self, parts: Mapping[str, Part], lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
-        epoch, lowered = real.go_back_to(parts, lost)
+    def go_back_to(self, head: Head, lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
+        epoch, lowered = real.go_back_to(head.epoch, dict(head.parts), lost)
         return epoch, {name: replace(part, open=0) for name, part in lowered.items()}
+
+
+class LostIsClosed(Model):
+    """What a part lost is not written to it again by an older run, so the head says."""
+
+    def go_back_to(self, head: Head, lost: Mapping[str, Held]) -> tuple[int, Mapping[str, Part]]:
+        parts = dict(head.parts)
+        epoch, _ = real.go_back_to(head.epoch, parts, lost)
+        return epoch, {**parts, **{name: replace(parts[name], held=held) for name, held in lost.items()}}
 
 
 class ClosesAll(Model):
@@ -430,8 +440,9 @@ MUTANTS: dict[type[Model], Budget] = {
     EntryBefore: Budget(),
     AlwaysWrites: Budget(kills=1),
     OpenIsIgnored: Budget(rollbacks=1, kills=1),
-    GoesBackTooLittle: Budget(losses=2, script=(("a", "b"), ("a", "b"))),
+    GoesBackTooLittle: Budget(losses=2, kills=1),
     ForgetsWhatIsOpen: Budget(losses=1, rollbacks=1, zombies=1, script=SHORT),
+    LostIsClosed: Budget(losses=1, rollbacks=1, zombies=1, kills=1),
     ClosesAll: Budget(kills=1),
 }
 

@@ -56,6 +56,7 @@ from firnline.sinks.delta.parts.state import (
     close_parts,
     find_lost,
     go_back_to,
+    judge,
     newest_epoch,
     open_parts,
     own_of,
@@ -146,7 +147,7 @@ class DeltaPartsSink(Follower):
         lost = find_lost(parts, found)
         if not lost:
             return None
-        epoch, parts = go_back_to(parts, lost)
+        epoch, parts = go_back_to(head.epoch, parts, lost)
         lowered = replace(head, epoch=0, entry=None, checkpoint=None, rows=0, size_bytes=0, own=own_of(parts))
         try:
             for entry, ref in self.context.ledger.entries(head.entry):
@@ -245,19 +246,19 @@ class DeltaPartsSink(Follower):
             letters = delivery.rows.letters(bad)
             delivery.refuse(letters)
             delivery = delivery.without(letters)
-        names, head = sorted(staging.files), delivery.head
+        names, head = sorted({*staging.files, *staging.held}), delivery.head
         if names:
             parts = open_parts(parts, names, entry.epoch)
             opened = replace(head, own=own_of(parts))
             if opened != head:
                 self.swap_head(head, opened)
-            self._commit(delivery, staging, names, parts)
+            self._commit(delivery, staging, parts)
         after = replace(delivery.final_head, own=own_of(close_parts(parts, names, entry)))
         self.swap_head(opened if names else head, after)
         self._touched |= set(names)
         return after
 
-    def _commit(self, delivery: EpochDelivery, staging: _Staging, names: Sequence[str], parts: Parts) -> None:
+    def _commit(self, delivery: EpochDelivery, staging: _Staging, parts: Parts) -> None:
         """Commit the staged files of each part."""
 
         def commit(name: str) -> None:
@@ -269,7 +270,7 @@ class DeltaPartsSink(Follower):
             )
             table.delete_changes(files)
 
-        _at_once(commit, names)
+        _at_once(commit, sorted(staging.files))
 
     def _begin(self, table: PartTable, part: Part) -> None:
         table.begin(self._run, self._generation, part)
@@ -403,6 +404,7 @@ class _Staging:
         self._entry = entry_of(delivery.commit)
         self.schema = delivery.rows.shape.schema_of(delivery.rows.schema)
         self.files: dict[str, list[dict[str, Json]]] = {}
+        self.held: set[str] = set()  # parts that hold the epoch already, from an earlier try
 
     def run(self) -> dict[int, str]:
         """Stage all rows. Returns the numbers of rows that no part can hold, each with the reason.
@@ -423,7 +425,12 @@ class _Staging:
         return bad
 
     def _write(self, share: Share) -> None:
+        if share.name in self.held:
+            return
         stager = self._stagers.get(share.name)
+        if stager is None and self._has(share.name):
+            self.held.add(share.name)
+            return
         if stager is None:
             known = len(self._parts.keys() | self._stagers.keys() | {share.name})
             if share.name not in self._parts and known > self._most:
@@ -432,6 +439,15 @@ class _Staging:
             stager = self._stagers[share.name] = open_stager(target, self._delivery.rows.attempt)
         stager.write(share.batch)
         self._relieve()
+
+    def _has(self, name: str) -> bool:
+        """Return whether a part holds the epoch: then it needs no files. Only a part of an earlier try may."""
+        part = self._parts.get(name)
+        if part is None or part.newest < self._entry.epoch:
+            return False
+        table = self._sink._open_part(name, self._own)
+        self._sink._begin(table, part)
+        return judge(part, table.find_held(), self._entry) == "has"
 
     def _relieve(self) -> None:
         """Keep memory bounded, whatever the number of parts."""

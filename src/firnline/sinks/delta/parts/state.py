@@ -90,13 +90,15 @@ def find_lost(parts: Parts, found: Mapping[str, Held]) -> dict[str, Held]:
     return {name: held for name, held in found.items() if held.epoch < parts[name].held.epoch}
 
 
-def go_back_to(parts: Parts, lost: Mapping[str, Held]) -> tuple[int, dict[str, Part]]:
-    """Return the epoch from which a sink goes on whose parts lost entries, and its parts there.
+def go_back_to(epoch: int, parts: Parts, lost: Mapping[str, Held]) -> tuple[int, dict[str, Part]]:
+    """Return the epoch from which a sink at `epoch` goes on whose parts lost entries, and its parts there.
 
-    The others hold later epochs: what they get again, they have. A table that is gone lost all since its birth.
+    The others hold later epochs: what they get again, they have. A table that is gone lost all since its birth. What a
+    part lost may be written to it again at any moment, by whoever has not noticed the loss.
     """
-    epoch = min(held.epoch or parts[name].born - 1 for name, held in lost.items())
-    return epoch, {name: replace(part, held=lost.get(name, part.held)) for name, part in parts.items()}
+    lowest = min(held.epoch or parts[name].born - 1 for name, held in lost.items())
+    lowered = {name: replace(parts[name], held=held, open=parts[name].newest) for name, held in lost.items()}
+    return min(epoch, lowest), {**parts, **lowered}
 
 
 def parts_of(own: Mapping[str, Json]) -> dict[str, Part]:

@@ -146,7 +146,7 @@ class PartTable(DeltaSink):
         found = self.find_held()
         if found.epoch < self._part.held.epoch:
             raise self.went_back()
-        if found != self._part.held and found.epoch != self._part.open:
+        if found != self._part.held and not self._part.held.epoch < found.epoch <= self._part.open:
             raise self._diverged()
         self._deferred = False
         self.edit(commit, self.effect_here(effect, found), ref_of(found))
