@@ -10,10 +10,11 @@ import pytest
 
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import BadRowError, RollbackRefusedError, SchemaError, SinkError
+from firnline.postgres_client import place_of
 from firnline.sinks.base import RestoreVersion
 from firnline.sinks.postgres import parts as parts_module
 from firnline.sinks.postgres.kind import open_sink as open_postgres
-from firnline.sinks.postgres.options import PostgresSinkOptions, place_of
+from firnline.sinks.postgres.options import PostgresSinkOptions
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, rows
 from tests.support.postgres_sink import drive, execute, postgres_ids, read_all_letters, table_rows
