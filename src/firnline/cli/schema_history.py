@@ -52,7 +52,7 @@ def schema_history(
     table: Annotated[str, Parameter(help="Only this table. [default: all]")] = "",
     source: Annotated[str, Parameter(help="Only this source. [default: all]")] = "",
     at: Annotated[int | None, Parameter(help="The schemas in force after this epoch. [default: all versions]")] = None,
-    at_position: Annotated[str, Parameter(help="The schemas in force at this place in the log. [default: all versions]")] = "",
+    at_position: Annotated[str, Parameter(help="The schemas in force there in the log. [default: all versions]")] = "",
     diff: Annotated[bool, Parameter(help="Show every changed column.", negative="")] = False,
     common: Common = Common(),
 ) -> int:
