@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firnline.errors import FirnlineError, RollbackRefusedError
+from firnline.errors import FirnlineError, RollbackRefusedError, SinkError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
 from firnline.history.sinks import load_sinks
-from firnline.options import OutboxOptions, PipelineOptions
+from firnline.options import OutboxOptions, PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.follower import EpochDelivery, FollowerHead
+from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sinks.known import find_filling, known_sinks
+from firnline.stores import open_store
+from firnline.testing.local import LocalEngine
+from tests.support.kafka import KafkaServer
+from tests.support.kafka_sinks import kafka_sink, topic_ids
 from tests.support.keyed import TOTALS, KeyedInput, keyed_options, run_epochs
 from tests.support.pipelines import MakeOptions, make_epochs, run_once, run_to_end
+from tests.support.processes import wait_until
 from tests.support.samples import SampleInput, table_ids
-from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
+from tests.support.sqlite_sink import DOWN, SqliteSink, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
 
 WAYS: dict[str, dict[str, Any]] = {"beginning": {"start": "beginning"}, "copy": {"copy_from": "table"}}
 
@@ -79,9 +90,6 @@ def test_a_sink_from_the_beginning_has_the_ids_of_the_epochs(
 
 
 def _with_ids(path: Path) -> list[tuple[str, str]]:
-    import sqlite3
-    from contextlib import closing
-
     with closing(sqlite3.connect(path)) as connection:
         return sorted(connection.execute("SELECT id, record FROM rows").fetchall())
 
@@ -228,3 +236,79 @@ def test_a_pipeline_without_history_has_nothing_to_fill(
     run_to_end(options)
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids == Counter(sample.ids)
     assert open_pipeline(options).load().epoch == 1
+
+
+@pytest.mark.kafka
+def test_a_topic_with_lanes_is_filled_and_repaired(
+    alone: PipelineOptions, sample: SampleInput, kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = kafka.new_topic(2)
+    for number in range(2):
+        sample.add(f"{number}.json", 40)
+    run_to_end(alone)
+    sink = kafka_sink(kafka, topic, lanes=2, start="beginning", required=False)
+    options = replace(alone, sinks=(*alone.sinks, sink))
+    sample.add("2.json", 40)
+    run_to_end(options)
+    assert topic_ids(kafka, topic) == sample.ids, "in order per key, too"
+
+    def refuse(*_: object) -> None:
+        raise SinkError("it is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaSink, "deliver", refuse)
+        sample.add("3.json", 40)
+        run_to_end(options)
+    for path in (tmp_path / "table").rglob("outbox/**/*.arrow"):
+        path.write_bytes(path.read_bytes()[:-9])
+    run_to_end(options)
+    assert topic_ids(kafka, topic) == sample.ids
+
+
+def test_the_epoch_that_decides_it_is_recorded_like_any_other(
+    alone: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    store = StoreOptions(path=str(tmp_path / "store"))
+    alone = replace(alone, checkpoint=replace(alone.checkpoint, store=store))
+    make_epochs(sample, alone, 2)
+    options = with_copy(alone, tmp_path, start="beginning")
+    run_to_end(options)
+    assert open_pipeline(options).load().epoch == 3
+    with closing(open_store(store, held_by="table", read_only=True)) as opened:
+        assert len(opened.list_versions("demo")) == 3
+    sample.add("more.json", 5)
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_the_others_go_on_while_a_sink_is_filled(
+    alone: PipelineOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_epochs(sample, alone, 2)
+    options = with_copy(alone, tmp_path, start="beginning")
+    deliver, is_held = SqliteSink.deliver, threading.Event()
+    held = threading.Event()
+
+    def wait_for_others(self: SqliteSink, delivery: EpochDelivery) -> FollowerHead:
+        is_held.set()
+        assert held.wait(120)
+        return deliver(self, delivery)
+
+    monkeypatch.setattr(SqliteSink, "deliver", wait_for_others)
+    runner = Runner(open_pipeline(options), LocalEngine())
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    try:
+        assert is_held.wait(120)
+        for number in range(2):
+            before = open_pipeline(options).load().epoch
+            sample.add(f"more{number}.json", 5)
+            wait_until(lambda before=before: open_pipeline(options).load().epoch > before)  # type: ignore[misc]
+        assert sqlite_rows(tmp_path / "copy.db") == []
+        held.set()
+        wait_until(lambda: sqlite_ids(tmp_path / "copy.db") == sample.ids)
+    finally:
+        held.set()
+        runner.stop()
+        thread.join(120)
+    assert table_ids(tmp_path / "table") == sample.ids
