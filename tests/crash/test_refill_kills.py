@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,8 +16,11 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.postgres.options import PostgresSinkOptions
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
+from tests.support.postgres_sink import postgres_ids
+from tests.support.processes import Launcher
 from tests.support.samples import SampleInput, make_old, table_ids
 from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
 
@@ -126,3 +131,39 @@ def test_a_sink_whose_filling_is_killed_gets_every_row_once(tmp_path: Path, way:
     points = [f"{name}{side}" for name in FILL_POINTS for side in ("before", "after")]
     reached = kill_at_every_point(prepare, partial(run), check, points=points, most=MOST)
     assert {"fill.list.after", "fill.release.after", "outbox.write.after", "follower.commit.after"} <= reached.keys()
+
+
+@pytest.mark.parametrize(
+    ("way", "point"),
+    [
+        ({"start": "beginning"}, "outbox.write.after:1"),
+        ({"start": "beginning"}, "fill.list.before:1"),
+        ({"start": "beginning"}, "postgres.commit.before:2"),
+        ({"copy_from": "table"}, "fill.list.after:1"),
+        ({"copy_from": "table"}, "fill.release.before:1"),
+    ],
+    ids=str,
+)
+def test_a_run_that_wakes_while_its_successor_fills_adds_nothing(
+    launcher: Launcher, tmp_path: Path, postgres: str, way: dict[str, str], point: str
+) -> None:
+    sample = SampleInput(tmp_path / "in")
+    alone = pipeline_options(
+        str(sample.folder), "", max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "table")),)
+    )
+    for number in range(2):
+        sample.add(f"{number}.json", 30)
+    run_to_end(alone)
+    copy = PostgresSinkOptions("copy", postgres, "lake.events", lock_timeout=timedelta(seconds=5), **way)  # type: ignore[arg-type]
+    options = replace(alone, sinks=(*alone.sinks, copy))
+    zombie = launcher.start(options, f"{point}:stop")
+    zombie.wait_until_stopped()
+    sample.add("later.json", 10)
+    finish(options, point)
+    assert postgres_ids(postgres, "lake.events") == sample.ids
+    zombie.signal(signal.SIGCONT)
+    assert zombie.wait().exit_code == (0 if "release" in point else 5), "it had nothing left to do, or is fenced"
+    assert postgres_ids(postgres, "lake.events") == sample.ids
+    sample.add("last.json", 10)
+    finish(options, point)
+    assert postgres_ids(postgres, "lake.events") == table_ids(tmp_path / "table") == sample.ids
