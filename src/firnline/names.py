@@ -17,6 +17,7 @@ from firnline.types import EntryRef
 HOME = "_firnline"  # Delta's readers and its vacuum ignore folders that start with an underscore
 PINS = f"{HOME}/pins"  # files that sweeps must keep, whichever pipeline asked for it
 JOURNAL = "journal"  # the name under which a pipeline's journal is one of its sinks; no sink of a spec has it
+GENERATION_LEAP = 1_000_000  # a recovered journal begins with a multiple: no run of the lost one has such a generation
 JOURNAL_COLUMN = "_firnline_journal"  # its only column, which never has a value: no table is without a column
 LEDGER, QUARANTINE, STATE = "ledger", "quarantine", "state"  # folders of a pipeline; a savepoint has them too
 HEADERS_KEY = "firnline.headers"  # in the metadata of a file of the quarantine: the first records of CSV files

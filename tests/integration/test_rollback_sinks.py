@@ -63,10 +63,10 @@ def dies_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise KeyboardInterrupt
         return original(*arguments)
 
-    decide_first = edits._decide
+    decide_first = edits.decide_edit
     with monkeypatch.context() as patch:
         patch.setattr(edits, "settle_edits", die)
-        patch.setattr(edits, "_decide", decide)
+        patch.setattr(edits, "decide_edit", decide)
         with pytest.raises(KeyboardInterrupt):
             yield
 

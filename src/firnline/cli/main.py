@@ -41,6 +41,7 @@ COMMANDS = (
     ("rescale", "rescale:app", "Change the number of shards of operators' state without rewriting it."),
     ("sinks", "sinks:app", "List the sinks of a pipeline; copy one anew, let one go on, forget one."),
     ("dead-letters", "dead_letters:app", "List rows that a sink refused; deliver them once more or drop them."),
+    ("recover", "recover:app", "Rebuild a lost journal from the head of a sink."),
     ("position", "position:app", "Show where each source stands; set a source to another position, or skip input."),
     ("schema-history", "schema_history:app", "List the schemas that captured tables had, and what changed."),
     ("trace", "trace:app", "Show which input an event comes from."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import (
@@ -23,7 +23,7 @@ from firnline.run.followers import check_owner, join
 from firnline.run.joining import TRIES, find_effect, join_sink, settle_edits
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json
-from firnline.sinks.base import Head
+from firnline.sinks.base import Head, Sink
 from firnline.sinks.known import find_away, find_filling
 from firnline.types import EntryRef, Receipt
 
@@ -74,7 +74,7 @@ def perform_edit(
     for sink in others:
         try:
             if replaces:
-                check_owner(pipeline, sink)
+                check_owner(pipeline, sink, held)
                 join_sink(pipeline, sink, run, generation, None, goes_on_from)
             else:
                 join(pipeline, sink, run, generation, held, goes_on_from=goes_on_from)
@@ -83,9 +83,15 @@ def perform_edit(
             if sink.name not in leave and not is_untold:
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
-    ref, receipt = _decide(pipeline, look, generation)
+    ref, receipt = decide_edit(pipeline, look, generation)
     tell(f"{deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
-    for sink in others:
+    apply_edit(pipeline, others, ref, tell)
+    return receipt
+
+
+def apply_edit(pipeline: OpenPipeline, sinks: Iterable[Sink], ref: EntryRef, tell: Callable[[str], None]) -> None:
+    """Apply a decided edit to further sinks, which are claimed, and record it. Nothing fails any more."""
+    for sink in sinks:
         try:
             tell(f"{sink.name} is at epoch {settle_edits(pipeline, sink, ref)}")
         except LedgerHoleError as error:
@@ -95,10 +101,10 @@ def perform_edit(
             logger.warning("sink follows later", extra={"sink": sink.name, "reason": str(error)})
             tell(f"{sink.name} follows when the next run joins it: {error}")
     _record(pipeline)
-    return receipt
 
 
-def _decide(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
+def decide_edit(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
+    """Commit the entry that `look` makes to the deciding sink, claimed with this generation; see `perform_edit`."""
     deciding = pipeline.deciding
     for _ in range(TRIES):
         entry, committed = look(generation)

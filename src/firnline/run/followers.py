@@ -42,7 +42,7 @@ def join(
     tip = decided.entry
     if sink.capabilities.fed_from_outbox:
         sink.end_unfinished()
-        held = check_owner(pipeline, sink)
+        held = check_owner(pipeline, sink, decided)
         begin = _find_beginning(pipeline, sink, held, decided)
         if begin is not None:
             sink.claim(run, generation=generation)
@@ -126,8 +126,10 @@ def _check_empty(sink: Sink, held: Head, known: KnownSink) -> None:
         )
 
 
-def check_owner(pipeline: OpenPipeline, sink: Sink) -> Head:
+def check_owner(pipeline: OpenPipeline, sink: Sink, decided: Head) -> Head:
     """Return the head of a follower; refuse one that names another deciding table or journal. Any other sink passes.
+
+    A head may name a journal that was lost, if the recovery of that journal carried its sink over.
 
     Raises:
         SinkDivergedError: the target belongs to another pipeline.
@@ -139,6 +141,9 @@ def check_owner(pipeline: OpenPipeline, sink: Sink) -> Head:
         return held
     owner, ours = held.checkpoint.deciding.get("table"), pipeline.deciding.identity.get("table")
     # A table's first checkpoint does not name the table: then our ledger has that epoch, or the epoch is not ours.
+    known = _known(sink, decided)
+    if known is not None and owner in known.former:
+        return held
     if owner != ours if owner is not None else pipeline.ledger.find(held.entry) is None:
         raise SinkDivergedError(
             f"{sink.uri} belongs to another pipeline of the name {pipeline.options.name!r}: its head names the deciding"

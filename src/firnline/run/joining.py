@@ -395,16 +395,21 @@ def _find_held(pipeline: OpenPipeline, edit: LedgerEntry, epoch: int, digest: in
     if epoch == 0:
         return None
     for start in (edit.previous, edit.onto):
-        found = _search(pipeline, start, epoch, digest)
+        found = find_in_history(pipeline, start, epoch, digest)
         if found is not None:
             return found
     if edit.kind == "restore" and digest is not None:  # the edit replaces all rows; the epoch is enough for the fence
         return EntryRef(epoch, "", f"{digest << 1:016x}")
+    if edit.kind == "recover":
+        for value in edit.edit["carried"].values():
+            carried = EntryRef.from_json(value)
+            if (carried.epoch, short_number(carried.checksum)) == (epoch, digest):
+                return carried
     raise CheckpointError(f"a sink holds an epoch {epoch} that the ledger does not know", epoch=epoch)
 
 
-def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
-    """Find an entry by epoch and digest, on a chain and on the chains that its history edits left."""
+def find_in_history(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: int | None) -> EntryRef | None:
+    """Find an entry by epoch and digest, on the chain down from `start` and on those that its history edits left."""
     left = []
     try:
         for entry, ref in pipeline.ledger.entries(start):
@@ -416,4 +421,4 @@ def _search(pipeline: OpenPipeline, start: EntryRef | None, epoch: int, digest: 
                 left.append(entry.onto)
     except LedgerHoleError:
         pass  # abandoned entries are swept in time; a sink is never behind the floor
-    return next((found for one in left if (found := _search(pipeline, one, epoch, digest)) is not None), None)
+    return next((found for one in left if (found := find_in_history(pipeline, one, epoch, digest)) is not None), None)

@@ -21,6 +21,7 @@ from firnline.errors import (
     StoreAheadError,
 )
 from firnline.graph import decided_input, find_source, operator_ports, sink_input
+from firnline.names import GENERATION_LEAP
 from firnline.options import PipelineOptions
 from firnline.run.fill import check_new, decide_fills, find_new
 from firnline.run.followers import begins_now, join
@@ -37,6 +38,7 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 CLAIM_TRIES = 20
+RECOVER_HINT = "If the journal is lost, rebuild it from a sink: firnline recover --from SINK"
 LAGGING = (SinkError, SinkDivergedError, LedgerHoleError, OSError)  # of a required sink: it can be joined later
 
 
@@ -70,6 +72,11 @@ class Opening:
         held = self._pipeline.deciding.load()
         if held.exists:
             self._pipeline.deciding.make_durable()
+        if held.checkpoint is None and held.generation >= GENERATION_LEAP:
+            raise CheckpointLostError(
+                f"the recovery of the journal in {self._pipeline.storage.root} was begun and has not ended",
+                hint="Repeat it: firnline recover --from SINK --yes",
+            )
         if held.checkpoint is None and not held.generation:  # a log that has our claim has every epoch before it
             self._check_no_history()
         self._check_ledger_is_here(held)
@@ -147,7 +154,8 @@ class Opening:
             root = self._pipeline.storage.root
             raise CheckpointLostError(
                 f"the ledger knows epoch {staged}, but {self._pipeline.decided_in} {root} is gone",
-                hint=f"Restore {root}/_delta_log from a backup; to start over, move the whole folder away.",
+                hint=f"Restore {root}/_delta_log from a backup; to start over, move the whole folder away."
+                + (" " + RECOVER_HINT if self._pipeline.options.journal is not None else ""),
                 epoch=staged,
             )
 
@@ -179,7 +187,8 @@ class Opening:
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
                 hint=f"Bring {self._pipeline.decided_in} back. If `home`, the order of the sinks, `required` or a "
-                "table in the spec was changed, change it back: what decided so far goes on deciding.",
+                "table in the spec was changed, change it back: what decided so far goes on deciding."
+                + (" " + RECOVER_HINT if self._pipeline.options.journal is not None else ""),
                 epoch=epoch,
             )
 

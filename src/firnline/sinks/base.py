@@ -99,6 +99,7 @@ class Head:
     committed: int | None = None  # the epoch that can no longer be set aside; None: no epoch is ever pending here
     repairs: tuple[str, ...] = ()  # damaged copies that another copy replaced
     partial: int = 0  # the epoch of which the sink holds some rows; 0: none
+    partial_entry: EntryRef | None = None  # its ledger entry
     path: str = "fresh"  # where the checkpoint was read: local, remote (a tier), sink; fresh when there is none
 
     @property

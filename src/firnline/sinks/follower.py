@@ -406,6 +406,7 @@ class Follower(Sink):
             entry=head.entry,
             checkpoint=head.checkpoint,
             partial=head.partial.epoch if head.partial else 0,
+            partial_entry=head.partial,
             path="sink" if head.checkpoint else "fresh",
         )
 

@@ -31,6 +31,7 @@ class KnownSink:
     # While it gets what was before it was added: BEGINNING, or the name of the sink whose rows it gets. Then empty.
     filled_from: str = ""
     filled_since: int = 0  # the generation that decided to fill it
+    former: tuple[str, ...] = ()  # ids of lost journals in place of which this one decides: its head may name them
 
     def to_json(self) -> dict[str, Json]:
         always = {"target": self.target, "born": self.born, "held": self.held, "head": self.head_name}
@@ -40,6 +41,7 @@ class KnownSink:
             "answers": self.answers,
             "filled_from": self.filled_from,
             "filled_since": self.filled_since,
+            "former": list(self.former),
         }
         return always | {name: value for name, value in rest.items() if value}
 
@@ -55,6 +57,7 @@ class KnownSink:
             answers=str(value.get("answers", "")),
             filled_from=str(value.get("filled_from", "")),
             filled_since=int(value.get("filled_since", 0)),
+            former=tuple(value.get("former", ())),
         )
 
 

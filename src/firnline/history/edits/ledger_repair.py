@@ -239,6 +239,8 @@ def find_with_rows(pipeline: OpenPipeline, source: str, position: Json) -> froze
     """Return the files of a source with rows in a table whose rows name their file (`lineage: true`)."""
     found: set[str] = set()
     for sink, options in zip(pipeline.sinks, pipeline.options.ordered_sinks, strict=True):
+        if options is pipeline.options.journal:
+            continue
         read = find_source(pipeline.options, sink_input(pipeline.options, options))
         if read is not None and read[0].name == source:
             found |= sink.find_values(LINEAGE[0])
@@ -462,9 +464,9 @@ class LedgerRepair:
             hint = f"{named} names it, but nothing proves that it is part of the history"
         elif stat.modified_at.isoformat() > newest:
             hint = f"changed after the newest epoch was made ({newest})"
-        if _fits(stat.name, self._new):
+        if fits_any(stat.name, self._new):
             return "new", f"you say so; {hint}"
-        if _fits(stat.name, self._processed):
+        if fits_any(stat.name, self._processed):
             return "processed", f"you say so; {hint}"
         return "unknown", hint
 
@@ -495,5 +497,6 @@ class LedgerRepair:
         )
 
 
-def _fits(path: str, patterns: Sequence[str]) -> bool:
+def fits_any(path: str, patterns: Sequence[str]) -> bool:
+    """Return whether a path is one of these names, or matches one of these patterns."""
     return any(path == pattern or fnmatchcase(path, pattern) for pattern in patterns)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.(?:parquet|json)")
+_MOST_NAMED = 10_000  # versions that are named one by one; those of a recovered journal begin far above
 
 
 class DurableLog:
@@ -66,7 +67,7 @@ class DurableLog:
 
     def _names(self, version: int) -> list[str]:
         """Return the files of `version` that are not durable yet; after a checkpoint, from there on."""
-        if self._version >= 0:
+        if self._version >= 0 and version - self._version <= _MOST_NAMED:
             return [commit_name(number) for number in range(self._version + 1, version + 1)]
         listed = os.listdir(self._folder)
         checkpoints = [(int(m[1]), name) for name in listed if (m := _CHECKPOINT.fullmatch(name))]

@@ -125,6 +125,12 @@ class DeltaLog:
         found = self.find_checkpoint()
         return found.version if found else -1
 
+    def read_checkpoint(self) -> bytes:
+        """Return Delta's newest checkpoint, of one file."""
+        found = self.find_checkpoint()
+        assert found is not None
+        return self._storage.get(f"{DELTA_LOG}/{found.names[0]}")
+
     def checkpoint_txns(self, checkpoint: DeltaCheckpoint) -> Iterator[dict[str, Json]]:
         """Yield the transactions in a checkpoint: those of commits whose files may be cleaned up.
 
