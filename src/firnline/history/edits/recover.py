@@ -418,6 +418,10 @@ class Recovery:
             return "refused", unread, away
         if known is not None and known.set_aside:
             return "set aside", known.set_aside, None
+        if known is not None and known.filled_from:
+            if not tip.is_kept:
+                return "set aside", f"it was being filled from {known.filled_from}", None
+            return "catches up", f"it is filled from {known.filled_from}", None
         if head.checkpoint is None or head.entry is None:
             if not is_follower or known is None:
                 return "begins anew", "it holds nothing", None
