@@ -220,7 +220,7 @@ def _unpack(value: bytes) -> bytes:
     if method != 8:
         raise ValueError(f"compressed by the unknown method {method}")
     size = int.from_bytes(value[1 : 1 + width], "big")
-    data = zlib.decompress(value[1 + width :], -15 if not value[0] & 8 else 15)
+    data = zlib.decompress(value[1 + width :], -15 if value[0] & 8 else 15)
     if len(data) != size:
         raise ValueError(f"{len(data)} bytes instead of {size}")
     return data
