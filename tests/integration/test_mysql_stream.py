@@ -247,7 +247,7 @@ def test_statements_instead_of_rows_stop_the_stream(shop: BinlogServer) -> None:
     """A session with binlog_format = STATEMENT: the stream stops and shows the statement."""
     start = end_of(shop)
     shop.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)")
-    with reading(shop, start) as log, pytest.raises(SourceGapError, match="INSERT INTO shop.orders") as caught:
+    with reading(shop, start) as log, pytest.raises(SourceGapError, match=r"INSERT INTO shop\.orders") as caught:
         log.read(1)
     assert "binlog_format = ROW" in (caught.value.hint or "")
 
@@ -272,14 +272,14 @@ def test_packets_that_go_on(shop: BinlogServer) -> None:
     shop.run("CREATE TABLE shop.big (id int primary key, v longblob)")
     start = end_of(shop)
     with contextlib.closing(shop.connect(max_allowed_packet=1 << 30)) as db, db.cursor() as cursor:
-        for number, size in enumerate([20 << 20, 40 << 20]):
+        for number, size in enumerate([17 << 20, 34 << 20]):
             cursor.execute(f"INSERT INTO shop.big VALUES ({number}, repeat('ab', {size // 2}))")
         cursor.execute("INSERT INTO shop.big VALUES (7, '')")
     with reading(shop, start) as log:
         log.read(1, max_bytes=1000)
-        overhead = max(len(frame) for frame in unpack_frames(log.frames)) - (20 << 20)
+        overhead = max(len(frame) for frame in unpack_frames(log.frames)) - (17 << 20)
         log.read(3)
-    assert [(row["id"], len(row["v"])) for _, _, row in flat(log.decode())] == [(0, 20 << 20), (1, 40 << 20), (7, 0)]
+    assert [(row["id"], len(row["v"])) for _, _, row in flat(log.decode())] == [(0, 17 << 20), (1, 34 << 20), (7, 0)]
     # The packet of an event has one byte more.
     exact = 0xFFFFFF - 1 - overhead
     with contextlib.closing(shop.connect(max_allowed_packet=1 << 30)) as db, db.cursor() as cursor:
@@ -335,9 +335,8 @@ def test_close_wakes_a_reader(shop: BinlogServer) -> None:
     stream.open(end_of(shop))
     timer = threading.Timer(0.5, stream.close)
     timer.start()
-    with pytest.raises(SourceError, match="lost|closed"):
-        while True:
-            stream.read(1000, 60.0)
+    with pytest.raises(SourceError, match=r"lost|closed"):
+        stream.read(1000, 600.0)
     timer.join()
 
 
@@ -347,29 +346,29 @@ def test_a_second_reader_of_the_same_id_ends_the_first(shop: BinlogServer) -> No
     with reading(shop, position) as first, reading(shop, position) as second:
         shop.run("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)")
         second.read(1)
-        with pytest.raises(SourceError, match="lost|same"):
+        with pytest.raises(SourceError, match=r"lost|same"):
             first.read(2)
 
 
 @pytest.mark.parametrize(
-    ("statement", "undo", "mends"),
+    ("wrong", "right"),
     [
-        ("SET GLOBAL binlog_row_metadata = 'MINIMAL'", "SET GLOBAL binlog_row_metadata = 'FULL'", "binlog_row_metadata = 'FULL'"),
-        ("SET GLOBAL binlog_format = 'MIXED'", "SET GLOBAL binlog_format = 'ROW'", "binlog_format = 'ROW'"),
+        ("binlog_row_metadata = 'MINIMAL'", "binlog_row_metadata = 'FULL'"),
+        ("binlog_format = 'MIXED'", "binlog_format = 'ROW'"),
     ],
 )  # fmt: skip
-def test_settings_of_the_server(shop: BinlogServer, statement: str, undo: str, mends: str) -> None:
+def test_settings_of_the_server(shop: BinlogServer, wrong: str, right: str) -> None:
     """A wrong setting is refused, with the statement that mends it."""
     position = end_of(shop)
-    shop.run(statement)
+    shop.run(f"SET GLOBAL {wrong}")
     try:
         with contextlib.closing(stream_of(shop)) as stream:
             for call in (stream.check, lambda: stream.open(position)):
                 with pytest.raises(ConfigError) as caught:
                     call()
-                assert mends in (caught.value.hint or "")
+                assert right in (caught.value.hint or "")
     finally:
-        shop.run(undo)
+        shop.run(f"SET GLOBAL {right}")
 
 
 def test_rights_and_ids(shop: BinlogServer) -> None:

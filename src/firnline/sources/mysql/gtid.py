@@ -175,11 +175,15 @@ class GtidList:
 
     def contains(self, other: GtidList) -> bool:
         """Return whether every domain is as far as in `other`."""
-        return all(_number(self._last.get(domain, "0-0-0")) >= _number(gtid) for domain, gtid in other._last.items())
+        return all(self.number(domain) >= _number(gtid) for domain, gtid in other._last.items())
 
     def set(self, domain: int, gtid: str) -> None:
         """Take this as the last transaction of its domain."""
         self._last[domain] = gtid
+
+    def number(self, domain: int) -> int:
+        """Return the number of the last transaction of a domain; 0 if there is none."""
+        return _number(self._last.get(domain, "0-0-0"))
 
     def __str__(self) -> str:
         return join_gtids(self._last.values())

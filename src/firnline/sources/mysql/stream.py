@@ -12,12 +12,13 @@ A position is plain JSON:
     gtid_set      MySQL: all transactions so far; MariaDB: the last one of every domain; null without GTIDs
     server_uuid   MySQL's
     previous      MariaDB: `gtid_set` before the last transaction
-    last          the last transaction: gtid, file, start, end, time of its commit where it happened first, and the
-                  checksum of its last event; null if none was seen
+    last          the last transaction: gtid, file, start, end, time of its commit where it happened first, checksum of
+                  its last event, and of all its rows; null if none was seen
 
 `open` begins before the last transaction and takes nothing before that very transaction came: on the same server with
-the same places and checksum, on another one (of the same GTIDs) with the same time of commit. If its part of the log is
-purged, the file of the position itself must be the same one.
+the same places and checksums; on another one, that was promoted, with the same GTID and time of commit (MariaDB, whose
+times are whole seconds: and the same rows). If its part of the log is purged, the file of the position itself must be
+the same one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -113,8 +114,8 @@ class MySqlStream(LogStream):
         self._last: dict[str, Any] | None = None
         self._expected: dict[str, Any] | None = None  # the transaction that proves continuity
         self._must_be_first = self._is_same_server = True
-        self._is_idle_behind_cut = False
         self._at_cut: tuple[str, int, bytes] | None = None  # file, position and format of the last cut
+        self._reached: tuple[int, int] | None = None  # the last cut, or where the stream was opened; on this server
         self._named = ("", -1)  # file and high part of the position that frames have told
         self._end_transaction()
 
@@ -124,6 +125,7 @@ class MySqlStream(LogStream):
         self._start = ("", 0)
         self._is_begun = self._is_xa = self._is_emitted = self._is_skipped = False
         self._rows = 0
+        self._digest = 0  # of all rows of the transaction
         self._maps: dict[int, tuple[bool, bytes]] = {}  # of tables: captured, and the frame
         self._sizes: dict[int, float] = {}  # of tables: bytes of a row, as measured
 
@@ -170,8 +172,6 @@ class MySqlStream(LogStream):
                 if not packets.fill(max(0.0, left)) and left <= 0:
                     break
         piece = Piece(bytes(self._out), tuple(self._cuts), self._rows if self._is_emitted else 0)
-        if self._cuts:
-            self._is_idle_behind_cut = False
         self._out, self._cuts = bytearray(), []
         return piece
 
@@ -181,16 +181,15 @@ class MySqlStream(LogStream):
     def has_reached(self, end: Json) -> bool:
         if self._gtid is not None or self._expected is not None:
             return False
+        if isinstance(self._gtids, GtidList):  # MariaDB: a server has no UUID by which to know it
+            return self._gtids.contains(GtidList.parse(end["gtid_set"] or ""))
         if self._server is not None and end["server_uuid"] == self._server.uuid:
-            return (_file_number(self._file), self._pos) >= (_file_number(end["file"]), end["pos"])
-        if isinstance(self._gtids, GtidSet):
-            return self._gtids.contains(GtidSet.parse(end["gtid_set"] or ""))
-        return isinstance(self._gtids, GtidList) and self._gtids.contains(GtidList.parse(end["gtid_set"] or ""))
+            return _order(self._file, self._pos) >= _order(end["file"], end["pos"])
+        return isinstance(self._gtids, GtidSet) and self._gtids.contains(GtidSet.parse(end["gtid_set"] or ""))
 
     def idle_position(self) -> Json | None:
-        if self._gtid is not None or self._expected is not None or not self._is_idle_behind_cut:
-            return None
-        return self._position()
+        is_behind = self._reached is None or _order(self._file, self._pos) > self._reached
+        return self._position() if is_behind and self._gtid is None and self._expected is None else None
 
     def acknowledge(self, position: Json) -> None:
         """Nothing to do: the server does not keep its log for readers."""
@@ -250,6 +249,8 @@ class MySqlStream(LogStream):
             command = self._from_set(db, server, place)
         else:
             command = self._from_file(server, place)
+        if self._is_same_server:
+            self._reached = _order(place["file"], place["pos"])
         self._has_checksums = server.checksum == "CRC32"
         self._packets = PacketReader(db, server, max(SILENCE_SECONDS, 4 * self._heartbeat))
         send(db, command)
@@ -282,6 +283,11 @@ class MySqlStream(LogStream):
         """Ask MariaDB for everything behind the last transaction of every domain."""
         self._gtids = GtidList.parse(place["gtid_set"] or "")
         last = place["last"]
+        if last is not None:
+            domain, _, number = last["gtid"].split("-")
+            log = GtidList.parse(str(query(db, server.host, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0]))
+            if log.number(int(domain)) < int(number):
+                raise _gap(f"server {_at(server)} has not the transaction {last['gtid']}, which was read before")
         state = place["gtid_set"] or ""
         if last is not None and self._created_of(server, last["file"]) == last["created"]:
             self._expected, state = last, place["previous"]
@@ -507,6 +513,8 @@ class MySqlStream(LogStream):
         text = ev.read_query(body)
         statement = classify(text.statement, text.database)
         kind = statement.kind
+        if kind in (Kind.DDL, Kind.TRUNCATE):
+            self._digest = ev.checksum(text.statement.encode(), self._digest)
         if kind is Kind.BEGIN:
             self._is_begun = True
             return
@@ -534,28 +542,30 @@ class MySqlStream(LogStream):
         table_id = int.from_bytes(body[:6], "little")
         is_end = bool(int.from_bytes(body[6:8], "little") & ev.STATEMENT_END)
         captured, described = self._maps.get(table_id, (False, b""))
-        if table_id not in self._maps and table_id != ev.DUMMY_TABLE:
+        if table_id == ev.DUMMY_TABLE:
+            self._maps.clear()
+            return
+        if table_id not in self._maps:
             raise damaged(f"rows at {self._file}:{header.log_pos} of table id {table_id}, which nothing describes")
+        area = _row_area(header, body)
+        self._digest = ev.checksum(body[area.start :], self._digest)
         if captured:
             if self._is_xa:
                 raise self._stop(header, "with rows of an XA transaction, which may still be rolled back",
                                  "Keep XA transactions off the captured tables; then take them again with "
                                  "`--resnapshot TABLE`, or go on with `--accept-gap`.")  # fmt: skip
-            self._count(header, body, table_id, described)
+            self._count(header, body, area, table_id, described)
             self._emit(frame)
         if is_end:
             self._maps.clear()
             self._sizes.clear()
 
-    def _count(self, header: Header, body: memoryview, table_id: int, described: bytes) -> None:
+    def _count(self, header: Header, body: memoryview, area: _RowArea, table_id: int, described: bytes) -> None:
         """Count the rows of an event: the first of a table exactly, the others by their bytes."""
-        place = 8 + (int.from_bytes(body[8:10], "little") if header.type >= ev.WRITE else 0)
-        columns, place = ev.read_length(body, place)
-        width = (columns + 7) >> 3
-        start = place + width * (2 if header.type in ev.UPDATES else 1)
+        full = (1 << area.columns) - 1
         if header.type in ev.WRITES and not self._partial_inserts:
-            shown = int.from_bytes(body[place : place + width], "little")
-            if shown & ((1 << columns) - 1) != (1 << columns) - 1:
+            shown = int.from_bytes(body[area.bitmap : area.start], "little")
+            if shown & full != full:
                 raise self._stop(
                     header, "with inserted rows without all of their columns: binlog_row_image leaves out columns that "
                     "got their default, so that their values are nowhere in the log",
@@ -565,13 +575,11 @@ class MySqlStream(LogStream):
         size = self._sizes.get(table_id)
         if size is None:
             table = _describe(described, self._server)
-            event = np.array([(start, len(body), 0 if header.type in ev.WRITES else
-                               1 if header.type in ev.UPDATES else 2, place, start - width)], np.int64)  # fmt: skip
-            count = _count_rows(np.frombuffer(body, np.uint8), event, table) if columns == len(table.types) else 1
-            self._sizes[table_id] = (len(body) - start) / max(1, count)
-            self._rows += max(1, count)
+            count = _count_rows(header, body, area, table) if area.columns == len(table.types) else 1
+            self._sizes[table_id] = (len(body) - area.start) / max(1, count)
         else:
-            self._rows += max(1, round((len(body) - start) / max(1.0, size)))
+            count = round((len(body) - area.start) / max(1.0, size))
+        self._rows += max(1, count)
 
     def _finish(self, header: Header, frame: memoryview) -> None:
         """End the open transaction."""
@@ -582,6 +590,7 @@ class MySqlStream(LogStream):
         last = {
             "gtid": gtid.id, "file": self._start[0], "start": self._start[1], "end": self._pos,
             "at": gtid.original_at, "crc": int.from_bytes(frame[-4:], "little"), "created": self._file_created,
+            "rows": self._digest,
         }  # fmt: skip
         if self._is_skipped:
             self._check_proof(last)
@@ -599,22 +608,22 @@ class MySqlStream(LogStream):
                 name = gtid.id or self._place(self._start)
                 self._at_cut = (self._file, self._pos, self._format)
                 self._cuts.append(Cut(len(self._out), position, name, gtid.committed_at, self._rows))
-                self._is_idle_behind_cut = False
-            else:
-                self._is_idle_behind_cut = True
+                self._reached = _order(self._file, self._pos)
         self._end_transaction()
 
     def _check_proof(self, last: dict[str, Any]) -> None:
         expected = self._expected
         assert expected is not None
         self._expected = None
+        names: tuple[str, ...] = ()
         if self._is_same_server:
-            for name in ("file", "start", "end", "crc", "created"):
-                if last[name] != expected[name]:
-                    self._expected = expected
-                    raise self._no_proof(
-                        f"another one came under its name: {name} is {last[name]}, not {expected[name]}"
-                    )
+            names = ("file", "start", "end", "crc", "created", "rows")
+        elif isinstance(self._gtids, GtidList):
+            names = ("rows",)
+        for name in names:
+            if last[name] != expected[name]:
+                self._expected = expected
+                raise self._no_proof(f"another one came under its name: {name} is {last[name]}, not {expected[name]}")
 
     def _position(self) -> dict[str, Any]:
         server = self._server
@@ -626,20 +635,14 @@ class MySqlStream(LogStream):
         }  # fmt: skip
 
     def _take_rotate(self, body: memoryview) -> None:
-        file, place = ev.read_rotate(body)
-        if file != self._file and self._format:
-            self._is_idle_behind_cut = True
-        self._file, self._pos = file, place
+        self._file, self._pos = ev.read_rotate(body)
 
     def _take_heartbeat(self, header: Header, body: memoryview) -> None:
         """Note how far the log is; it has nothing for us up to there."""
         if header.type == ev.HEARTBEAT and self._gtid is None and bytes(body) == self._file.encode():
             before = self._pos
             self._advance(header)
-            if self._pos < before:
-                self._pos = before
-            elif self._pos > before:
-                self._is_idle_behind_cut = True
+            self._pos = max(self._pos, before)
 
     # -- packed transactions --
 
@@ -778,21 +781,43 @@ def _describe(frame: bytes, server: Server | None) -> Table:
     return _described[key]
 
 
-def _count_rows(data: Any, event: Any, table: Table) -> int:
+class _RowArea(NamedTuple):
+    """Where the rows of an event lie in its body."""
+
+    columns: int
+    bitmap: int  # the first bitmap of the columns that are there
+    start: int
+
+
+def _row_area(header: Header, body: memoryview) -> _RowArea:
+    place = 8 + (int.from_bytes(body[8:10], "little") if header.type >= ev.WRITE else 0)
+    try:
+        columns, place = ev.read_length(body, place)
+    except ValueError as error:
+        raise damaged(f"an event of rows cannot be read: {error}") from error
+    return _RowArea(columns, place, place + ((columns + 7) >> 3) * (2 if header.type in ev.UPDATES else 1))
+
+
+def _count_rows(header: Header, body: memoryview, area: _RowArea, table: Table) -> int:
     """Return the number of changes in one event."""
     columns = len(table.types)
+    kind = kernel.INSERT if header.type in ev.WRITES else kernel.UPDATE if header.type in ev.UPDATES else kernel.DELETE
+    last_bitmap = area.start - ((columns + 7) >> 3)
+    events = np.array([(area.start, len(body), kind, area.bitmap, last_bitmap)], np.int64)
+    data = np.frombuffer(body, np.uint8)
+    data.flags.writeable = False  # as the decoder's data: one compiled function serves both
     room = np.zeros((columns, 0), np.int64), np.zeros((columns, 0), np.int64), np.zeros((columns, 0), np.uint8)
     scratch, flags = np.zeros((4, columns), np.int64), np.zeros((2, columns), np.uint8)
     none, numbers = np.empty(0, np.uint8), np.empty(0, np.int32)
-    data.flags.writeable = False  # as the decoder's data: one compiled function serves both
     return int(
-        kernel.walk(data, event, table.layout, table.is_key, scratch, flags, *room, *room, none, numbers, False, False)
+        kernel.walk(data, events, table.layout, table.is_key, scratch, flags, *room, *room, none, numbers, False, False)
     )
 
 
-def _file_number(file: str) -> int:
-    """Return the place of a log file among the files of its server, from its name."""
-    return int(file.rpartition(".")[2] or 0)
+def _order(file: str, pos: int) -> tuple[int, int]:
+    """Return a key by which places in the log of one server are in order."""
+    digits = file.rpartition(".")[2]
+    return int(digits) if digits.isdigit() else 0, pos
 
 
 def _framed(frame: bytes) -> bytes:
