@@ -96,7 +96,7 @@ def test_changes_lead_to_the_database(shop: BinlogServer) -> None:
             elif op == 2:
                 assert before == row
             else:
-                assert set(before.values()) == {None}
+                assert before is None
 
 
 def test_a_stream_goes_on_behind_any_transaction(shop: BinlogServer) -> None:
@@ -128,7 +128,7 @@ def test_pieces_and_their_contexts(shop: BinlogServer) -> None:
         cuts = 0
         pieces = 0
         while not cuts:
-            context = stream.context()
+            context = stream.context(at_cut=False)
             piece = stream.read(20_000, 1.0)
             assert len(piece.frames) <= 20_000
             cuts += len(piece.cuts)

@@ -244,7 +244,7 @@ def test_dates_that_are_none_are_null_with_a_warning(binlog_server: BinlogServer
             "CREATE DATABASE shop", "SET sql_mode = 'ALLOW_INVALID_DATES'",
             "CREATE TABLE shop.t (id int primary key, d date, dt datetime(3), ts timestamp NULL)",
             "INSERT INTO shop.t VALUES (1, '0000-00-00', '0000-00-00', '0000-00-00'),"
-            "(2, '2020-02-31', '2020-00-01', NULL),"
+            "(2, '2020-02-31', '2020-00-01 10:11:12.345', NULL),"
             "(3, '2020-01-01', '2020-01-01', '2020-01-01 12:00:00')",
         )  # fmt: skip
 
@@ -254,8 +254,14 @@ def test_dates_that_are_none_are_null_with_a_warning(binlog_server: BinlogServer
     assert rows[2]["d"] == datetime.date(2020, 1, 1)
     assert only(decoded).missing == [None] * 4
     assert sorted(decoded.warnings) == [
-        f"shop.t.{name}: zero or invalid dates are read as null" for name in ("d", "dt", "ts")
+        f"shop.t.{name}: zero and invalid dates, and those before year 1, are read as null"
+        for name in ("d", "dt", "ts")
     ]
+    shown = binlog_server.run("SELECT CAST(d AS CHAR), CAST(dt AS CHAR), CAST(ts AS CHAR) FROM shop.t ORDER BY id")
+    assert only(decoded).odd == {
+        "d": {0: shown[0][0], 1: shown[1][0]}, "dt": {0: shown[0][1], 1: shown[1][1]}, "ts": {0: shown[0][2]},
+    }  # fmt: skip
+    assert shown[1][1] == "2020-00-01 10:11:12.345"
 
 
 def test_generated_and_invisible_columns(binlog_server: BinlogServer) -> None:

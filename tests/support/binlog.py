@@ -26,7 +26,7 @@ class Reading:
 
     def __init__(self, stream: MySqlStream) -> None:
         self.stream = stream
-        self.context = stream.context()
+        self.context = stream.context(at_cut=True)
         self.frames = b""
         self.cuts: list[Cut] = []
 

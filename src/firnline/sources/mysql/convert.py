@@ -75,7 +75,9 @@ class ColumnValues:
         )
 
 
-def convert(one: tables.TypeOf, values: ColumnValues, name: str, warn: Callable[[str], object]) -> pa.Array:
+def convert(
+    one: tables.TypeOf, values: ColumnValues, name: str, warn: Callable[[str], object], odd: dict[int, str]
+) -> pa.Array:
     """Return the values of a column as an array of the type that `tables.arrow_type` says.
 
     Args:
@@ -83,6 +85,7 @@ def convert(one: tables.TypeOf, values: ColumnValues, name: str, warn: Callable[
         values: Where its values lie.
         name: The column's, with its table, for messages.
         warn: Is told of values that the type in Arrow cannot hold.
+        odd: Gets the text of such values, which are null in the array, by row.
 
     Raises:
         DamagedError: a value is not what its type can be.
@@ -90,9 +93,12 @@ def convert(one: tables.TypeOf, values: ColumnValues, name: str, warn: Callable[
     kind = tables.arrow_type(one)
     if one.code in _TIMES:
         out = np.empty(len(values), np.int64)
-        odd = kernel.times(values.data, values.offsets, values.states, _TIMES[one.code], one.meta, out)
-        if odd:
-            warn(f"{name}: zero or invalid dates are read as null")
+        had_value = values.states == kernel.VALUE
+        if kernel.times(values.data, values.offsets, values.states, _TIMES[one.code], one.meta, out):
+            warn(f"{name}: zero and invalid dates, and those before year 1, are read as null")
+            for row in np.flatnonzero(had_value & (values.states != kernel.VALUE)).tolist():
+                place = int(values.offsets[row])
+                odd[row] = _date_text(one, values.data[place : place + one.size].tobytes())
         return values.fixed(kind, out.astype(np.int32) if pa.types.is_date32(kind) else out)
     if one.code in (tables.TIME, tables.TIME2):
         return _clocks(one, values, name)
@@ -129,6 +135,28 @@ def _integers(one: tables.TypeOf, values: ColumnValues, kind: pa.DataType) -> pa
     if one.size == 3:
         return values.fixed(kind, (words.astype(np.int32) << 8) >> 8)
     return values.fixed(kind, words.astype(np.dtype(f"u{one.size}")).view(_SIGNED[one.size]))
+
+
+def _date_text(one: tables.TypeOf, value: bytes) -> str:
+    """Return a date that is none as the server prints it."""
+    hour = minute = second = micros = 0
+    if one.code in (tables.DATE, tables.NEWDATE):
+        packed = int.from_bytes(value, "little")
+        return f"{packed >> 9:04}-{packed >> 5 & 15:02}-{packed & 31:02}"
+    if one.code in (tables.TIMESTAMP, tables.TIMESTAMP2):
+        year = month = day = 0
+    elif one.code == tables.DATETIME:
+        date, clock = divmod(int.from_bytes(value, "little"), 1_000_000)
+        year, month, day = date // 10_000, date // 100 % 100, date % 100
+        hour, minute, second = clock // 10_000, clock // 100 % 100, clock % 100
+    else:
+        packed = int.from_bytes(value[:5], "big") - 0x8000000000
+        date, clock = packed >> 17, packed & 0x1FFFF
+        year, month, day = (date >> 5) // 13, (date >> 5) % 13, date & 31
+        hour, minute, second = clock >> 12, clock >> 6 & 63, clock & 63
+        micros = int.from_bytes(value[5:], "big") * 100 ** (3 - (one.meta + 1) // 2)
+    text = f"{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}"
+    return f"{text}.{micros:06}"[: 20 + one.meta] if one.meta else text
 
 
 def _clocks(one: tables.TypeOf, values: ColumnValues, name: str) -> pa.Array:

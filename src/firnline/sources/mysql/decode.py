@@ -94,7 +94,14 @@ class MySqlDecoder(LogDecoder):
                 order = _orders(batch, rows, starts)
                 changes.append(
                     Changes(
-                        batch.table.schema, rows.ops, rows.rows, rows.missing, order, rows.transaction, _before(rows)
+                        batch.table.schema,
+                        rows.ops,
+                        rows.rows,
+                        rows.missing,
+                        order,
+                        rows.transaction,
+                        _before(rows),
+                        rows.odd,
                     )
                 )
         for table, index, number in state.emptied:
@@ -207,14 +214,16 @@ class MySqlDecoder(LogDecoder):
         flags = [states == kernel.MISSING for states in after[2]]
         for text in table.warnings:
             warn(text)
+        odd: dict[str, dict[int, str]] = {}
         return _Rows(
             ops=ops,
-            rows=_convert(data, table, after, warn),
+            rows=_convert(data, table, after, warn, odd),
             missing=[flag if flag.any() else None for flag in flags],
             transaction=np.array(batch.transactions, np.int32)[owners],
             owners=owners,
             per_event=np.bincount(owners, minlength=len(batch.events)),
-            before=_convert(data, table, before, warn) if self._with_before else None,
+            before=_convert(data, table, before, warn, {}) if self._with_before else None,
+            odd=odd,
         )
 
 
@@ -229,6 +238,7 @@ class _Rows:
     owners: npt.NDArray[np.int32]  # of every change: its event in the batch
     per_event: npt.NDArray[np.int64]  # changes
     before: pa.RecordBatch | None
+    odd: dict[str, dict[int, str]]
 
 
 _Room = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]
@@ -275,11 +285,20 @@ def _table(body: memoryview, is_mariadb: bool) -> Table:
     return table
 
 
-def _convert(data: npt.NDArray[np.uint8], table: Table, room: _Room, warn: Callable[[str], object]) -> pa.RecordBatch:
+def _convert(
+    data: npt.NDArray[np.uint8],
+    table: Table,
+    room: _Room,
+    warn: Callable[[str], object],
+    odd: dict[str, dict[int, str]],
+) -> pa.RecordBatch:
     arrays = []
     for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=True)):
         values = ColumnValues(data, room[0][c], room[1][c], room[2][c])
-        arrays.append(convert(one, values, f"{table.schema.table}.{column.name}", warn))
+        texts: dict[int, str] = {}
+        arrays.append(convert(one, values, f"{table.schema.table}.{column.name}", warn, texts))
+        if texts:
+            odd[column.name] = texts
     fields = [pa.field(column.name, column.type) for column in table.schema.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 

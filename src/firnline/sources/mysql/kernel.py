@@ -292,7 +292,7 @@ def times(data, offsets, states, kind, digits, out):
             date, clock = value // 1000000, value % 1000000
             day, month, year = date % 100, date // 100 % 100, date // 10000
             hour, minute, second = clock // 10000, clock // 100 % 100, clock % 100
-        if not is_date(year, month, day) or hour > 23 or minute > 59 or second > 59 or micros > 999999 or year < 0:
+        if not is_date(year, month, day) or hour > 23 or minute > 59 or second > 59 or micros > 999999 or year < 1:
             states[r] = NULL
             odd += 1
         elif kind == DATE or kind == NEW_DATE:

@@ -9,7 +9,7 @@
 | CHAR, VARCHAR, TEXT, ENUM, SET | string | from the column's character set; a SET is `a,b` |
 | BINARY, VARBINARY, BLOB, GEOMETRY, VECTOR | binary | BINARY is padded with zeros to its length |
 | BIT(1), BIT(2) to BIT(63), BIT(64) | bool, int64, decimal(20, 0) | |
-| DATE | date32 | zero and invalid dates (`0000-00-00`, `2020-02-31`): null, with a warning |
+| DATE | date32 | `0000-00-00`, `2020-02-31` and dates before year 1: null, and their text in `odd` |
 | DATETIME | timestamp(us) | the same |
 | TIMESTAMP | timestamp(us, UTC) | the same |
 | TIME | string | as the server prints it: `-838:59:59.000000` |
