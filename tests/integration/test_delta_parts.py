@@ -21,6 +21,7 @@ from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.delta.parts import sink as parts_module
 from firnline.sinks.delta.parts.sink import DeltaPartsSink
 from firnline.sinks.delta.parts.table import PartTable
+from firnline.sinks.follower import COPY
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, open_in, rows
 from tests.support.postgres_sink import read_all_letters
@@ -200,6 +201,19 @@ def test_columns_are_added_and_widened_per_part(lake: Path, ledger: Ledger) -> N
     assert [set(row) for row in parts_rows(lake)["us"]] == [{"id", "region", "n"}]
     run.apply(of("us", 4, n=2.5, note="y"))
     assert {row["id"]: (row["n"], row["note"]) for row in parts_rows(lake)["us"]} == {2: (2.0, None), 4: (2.5, "y")}
+
+
+def test_a_copy_takes_the_place_of_all_rows(lake: Path, ledger: Ledger) -> None:
+    """Also in tables that it has no rows for; and it goes back like any epoch."""
+    run = drive(lake, ledger)
+    run.apply(of("eu", 1, n=1) + of("us", 2, n=2))
+    commit = run.stage(of("eu", 3, n=1.5) + of("asia", 4, n=2.0))
+    run.commit(replace(commit, shape={**commit.shape, COPY: True}))
+    assert part_ids(lake) == {"asia": [4], "eu": [3], "us": []}
+    run.apply(of("us", 5, n=3.0))
+    assert part_ids(lake) == {"asia": [4], "eu": [3], "us": [5]}
+    run.edit(run.stage_edit("rollback", to_epoch=1), RestoreVersion(run.sink.version_of(1)))
+    assert part_ids(lake) == {"asia": [], "eu": [1], "us": [2]}
 
 
 # -- keys -------------------------------------------------------------------------------------------------

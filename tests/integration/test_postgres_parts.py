@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import BadRowError, RollbackRefusedError, SchemaError, SinkError
 from firnline.postgres_client import place_of
 from firnline.sinks.base import RestoreVersion
+from firnline.sinks.follower import COPY
 from firnline.sinks.postgres import parts as parts_module
 from firnline.sinks.postgres.kind import open_sink as open_postgres
 from firnline.sinks.postgres.options import PostgresSinkOptions
@@ -138,6 +140,15 @@ def test_every_table_goes_back_and_keeps_the_rows_of_others(postgres: str, ledge
     execute(postgres, "ALTER TABLE lake.us DROP COLUMN _firnline_epoch")
     with pytest.raises(RollbackRefusedError, match=r"lake\.us"):
         run.sink.version_of(3)
+
+
+def test_a_copy_takes_the_place_of_the_rows_in_every_table(postgres: str, ledger: Ledger) -> None:
+    run = drive(postgres, ledger, table=TEMPLATE)
+    run.apply(of("eu", 1) + of("us", 2))
+    execute(postgres, "INSERT INTO lake.us (id, region) VALUES (99, 'us')")
+    commit = run.stage(of("eu", 3) + of("asia", 4))
+    run.commit(replace(commit, shape={**commit.shape, COPY: True}))
+    assert ids(postgres) == {"lake.asia": [4], "lake.eu": [3], "lake.us": [99]}
 
 
 def test_tables_of_other_sinks_are_refused(postgres: str, ledger: Ledger) -> None:

@@ -16,6 +16,7 @@ all parts that are open, so that such a run finds another entry than it asks for
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
+from firnline.checkpoint.codec import canonical
 from firnline.errors import (
     CommitConflictError,
     FencedError,
@@ -42,6 +44,7 @@ from firnline.sinks.base import (
     KeepRows,
     ReplaceRows,
     RestoreVersion,
+    RunTasks,
     SinkContext,
     SinkReturn,
     Stager,
@@ -90,15 +93,16 @@ class DeltaPartsSink(Follower):
     def __init__(self, options: DeltaPartsOptions, context: SinkContext) -> None:
         super().__init__(options, context)
         upserts = options.write == "upsert"
-        self.capabilities = replace(type(self).capabilities, upserts=upserts)  # type: ignore[misc]  # by the settings
+        self.capabilities = replace(  # type: ignore[misc]  # they depend on the settings
+            type(self).capabilities, upserts=upserts, replaces=not upserts
+        )
         self._settings = options
         self._storage = open_storage(options.root, options.storage_options)
         self._files = NumberedFiles(self._storage, progress_folder(context.pipeline, self.head_name), "parts.head")
         self._run = ""
-        self._claiming = 0
         self._check_due = True  # whether the parts are to be compared with the head when it is read next
         self._lowered: tuple[str, FollowerHead] | None = None  # a head by its key, and what its parts still hold of it
-        self._tables: dict[tuple[str, str], PartTable] = {}
+        self._tables: dict[tuple[str, bytes], PartTable] = {}  # by name and settings
         self._touched: set[str] = set()  # since the last housekeeping
 
     def shape(self) -> dict[str, Json]:
@@ -117,7 +121,7 @@ class DeltaPartsSink(Follower):
         again: bool = False,
         decided: Decided | None = None,
     ) -> Head:
-        self._run, self._claiming = run, generation or 0
+        self._run = run
         return super().claim(run, generation, baseline, onto, again=again, decided=decided)
 
     def end_unfinished(self) -> None:
@@ -202,7 +206,7 @@ class DeltaPartsSink(Follower):
         """Open the table of a part, for an epoch with these settings; reads nothing yet."""
         own = own if own is not None else self.shape()["own"]
         settings = self._settings
-        key = (name, str(own["write"]))
+        key = (name, canonical(dict(own)))
         table = self._tables.get(key)
         if table is None:
             options = DeltaSinkOptions(
@@ -246,6 +250,8 @@ class DeltaPartsSink(Follower):
             letters = delivery.rows.letters(bad)
             delivery.refuse(letters)
             delivery = delivery.without(letters)
+        if delivery.is_copy and delivery.shape["write"] == "append":  # it takes the place of all rows
+            staging.files = {**{name: [] for name in parts.keys() - staging.held}, **staging.files}
         names, head = sorted({*staging.files, *staging.held}), delivery.head
         if names:
             parts = open_parts(parts, names, entry.epoch)
@@ -260,14 +266,14 @@ class DeltaPartsSink(Follower):
 
     def _commit(self, delivery: EpochDelivery, staging: _Staging, parts: Parts) -> None:
         """Commit the staged files of each part."""
+        replaces = delivery.is_copy and delivery.shape["write"] == "append"
+        run_tasks = _one_at_a_time(delivery.run_tasks) if delivery.run_tasks is not None else None
 
         def commit(name: str) -> None:
-            table = self._open_part(name, delivery.shape)
-            self._begin(table, parts[name])
-            files = staging.files[name]
-            table.commit(
-                self._part_commit(delivery.commit, name, parts[name].held, files, staging.schema), delivery.run_tasks
-            )
+            table, files = self._open_part(name, delivery.shape), staging.files[name]
+            table.begin(self._run, self._generation, parts[name], replaces=replaces)
+            schema = staging.schema if files else pa.schema([])
+            table.commit(self._part_commit(delivery.commit, name, parts[name].held, files, schema), run_tasks)
             table.delete_changes(files)
 
         _at_once(commit, sorted(staging.files))
@@ -481,6 +487,17 @@ def _at_once(call: Callable[[T], R], items: Iterable[T], workers: int = 0) -> li
     if errors:
         raise next((error for error in errors if isinstance(error, FencedError)), errors[0])
     return [one.result() for one in calls]
+
+
+def _one_at_a_time(run_tasks: RunTasks) -> RunTasks:
+    """Return a function that runs the tasks of one part after those of another: an attempt has one folder for them."""
+    lock = threading.Lock()
+
+    def run(attempt: str, tasks: list[dict[str, Json]]) -> list[dict[str, Json]]:
+        with lock:
+            return run_tasks(attempt, tasks)
+
+    return run
 
 
 def _add(plan: SinkReturn, part: SinkReturn) -> SinkReturn:

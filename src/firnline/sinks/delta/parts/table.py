@@ -13,6 +13,7 @@ from dataclasses import replace
 from firnline.checkpoint.codec import short_number
 from firnline.errors import FencedError, RollbackRefusedError, SinkDivergedError, SinkWentBackError, TableLostError
 from firnline.names import txn_owner
+from firnline.schema import wider_columns
 from firnline.sinks.base import Effect, EpochCommit, KeepRows, RestoreVersion, RunTasks, SinkContext
 from firnline.sinks.delta.history_edit import TableHistory, read_epoch_versions
 from firnline.sinks.delta.options import DeltaSinkOptions
@@ -47,10 +48,11 @@ class PartTable(DeltaSink):
         self._deciding = False
         self._owner = owner  # the name by which the target knows the sink
         self._part = Part(0)
+        self._replaces = False
 
-    def begin(self, run: str, generation: int, part: Part) -> None:
-        """Prepare for a commit: by whom it is made, and what the sink knows of the part."""
-        self._run, self._generation, self._part = run, generation, part
+    def begin(self, run: str, generation: int, part: Part, *, replaces: bool = False) -> None:
+        """Prepare for a commit: by whom it is made, what the sink knows of the part, and whether all rows go."""
+        self._run, self._generation, self._part, self._replaces = run, generation, part, replaces
         self._deferred = True  # whoever creates the table: the fence decides
 
     def find_held(self) -> Held:
@@ -102,6 +104,15 @@ class PartTable(DeltaSink):
         if verdict != "write":
             raise self._diverged()
         return None
+
+    def _append(self, commit: EpochCommit, onto: int, run_tasks: RunTasks | None) -> int:
+        if not self._replaces:
+            return super()._append(commit, onto, run_tasks)
+        txns, expiring = self._transactions(commit, onto)
+        info, types = self._commit_info(commit, onto), wider_columns(self._table.schema(), commit.schema)
+        if types:
+            return self._table.replace_all("delta.commit", types, commit.files, info, txns, expiring, onto=onto)
+        return self._table.append("delta.commit", commit.files, info, txns, expiring, onto=onto, replace=True)
 
     def _create(self, commit: EpochCommit) -> None:
         if self._part.held.epoch:
