@@ -205,6 +205,11 @@ class FollowerOptions(SinkOptions):
     def fed_from_outbox(self) -> bool:
         return True
 
+    @property
+    def named_columns(self) -> Mapping[str, tuple[str, ...]]:
+        """The columns that settings of the kind name, by setting: without one of them no row can be delivered."""
+        return {"key": self.key}
+
     def own_shape(self) -> dict[str, Any]:
         """The kind's settings that shape delivery, in plain JSON; every epoch keeps those it was made with."""
         return {}

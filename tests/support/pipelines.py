@@ -106,7 +106,7 @@ class Recorder(Observer):
     def committed(self, facts: EpochFacts) -> None:
         self.epochs.append(facts)
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         self.troubles.append(error)
 
     def reconciled(self, found: Comparison) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -24,13 +24,14 @@ from firnline.jobs.read_job import (
 )
 from firnline.jobs.spark import SparkEngine
 from firnline.operators.base import MAIN
-from firnline.options import OperatorOptions, PipelineOptions, SinkOptions, SourceOptions
+from firnline.options import FollowerOptions, OperatorOptions, PipelineOptions, SinkOptions, SourceOptions
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.delta.upsert.changes import check_key, check_named, check_sequence
+from firnline.sinks.shaping import RowShape, check_settings, find_unknown_columns
 from firnline.sources.base import Sample, Source, SourcePlan, port_name
 from firnline.sources.columns import Columns, agree, columns_from_json, declared
 
@@ -233,8 +234,8 @@ def known_columns(pipeline: OpenPipeline, head: Head, port: str) -> pa.Schema | 
     stored = columns_from_json(head.checkpoint.columns).get(port) if head.checkpoint else None
     if stored is not None and port in operator_ports(pipeline.options):
         return stored
-    tables = (table for sink in sinks_of(pipeline, port) if (table := _find_table(sink)) is not None)
-    return next(tables, stored)
+    tables = (_find_table(sink) for sink in sinks_of(pipeline, port) if not sink.capabilities.fed_from_outbox)
+    return next((table for table in tables if table is not None), stored)
 
 
 def source_schemas(pipeline: OpenPipeline, head: Head, sampled: Mapping[str, Sampled]) -> dict[str, pa.Schema]:
@@ -318,11 +319,42 @@ def check_tables(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> No
         sink, rows = pipeline.sink(options.name), schemas.get(sink_input(pipeline.options, options))
         if rows is None:
             continue
+        if isinstance(options, FollowerOptions):
+            check_settings(options, rows)
         _check_upsert(options, rows)
         table = _find_table(sink)
-        if table is not None:
+        if table is not None and isinstance(options, FollowerOptions):  # it converts values to the types of its target
+            with _naming_sink(options):
+                sink.check_columns(delivered(options, rows))
+        elif table is not None:
             wider = {name: table.field(name).type for name in wider_columns(table, rows)}
             sink.check_columns(widen(rows, wider))  # the run widens these columns of the table
+
+
+def delivered(options: SinkOptions, rows: pa.Schema) -> pa.Schema:
+    """Return the columns that a sink gets of rows with these columns."""
+    return RowShape.of(options).schema_of(rows) if isinstance(options, FollowerOptions) else rows
+
+
+@contextlib.contextmanager
+def _naming_sink(options: SinkOptions) -> Iterator[None]:
+    """Name the sink in a SchemaError."""
+    try:
+        yield
+    except SchemaError as error:
+        if f"sink {options.name!r}" in error.message:
+            raise
+        raise SchemaError(f"sink {options.name!r}: {error.message}", hint=error.hint, **error.fields) from error
+
+
+def unknown_column_warnings(pipeline: OpenPipeline, schemas: Mapping[str, pa.Schema]) -> list[str]:
+    """Return a warning for each column that a sink chooses, leaves out or masks, and that its rows lack."""
+    return [
+        words
+        for options in pipeline.options.followers
+        if (rows := schemas.get(sink_input(pipeline.options, options))) is not None
+        for words in find_unknown_columns(options, rows)
+    ]
 
 
 def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
@@ -330,7 +362,7 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
     if options.write != "upsert":
         return
     order = getattr(options, "sequence_by", None)
-    try:
+    with _naming_sink(options):
         if isinstance(options, DeltaSinkOptions | DeltaPartsOptions):  # others compare nested values, too
             check_key(options.key, rows)
             if order is not None:
@@ -338,8 +370,6 @@ def _check_upsert(options: SinkOptions, rows: pa.Schema) -> None:
         for setting, names in (("key", options.key), ("sequence_by", (order,) if order else ())):
             for name in names:
                 check_named(setting, name, rows)
-    except SchemaError as error:
-        raise SchemaError(f"sink {options.name!r}: {error.message}", hint=error.hint, **error.fields) from error
 
 
 def schema_rows(
@@ -347,10 +377,11 @@ def schema_rows(
 ) -> list[dict[str, str | float | None]]:
     """The columns of a sink's table, where each comes from, and what share of sampled values does not fit."""
     sink = pipeline.sink(name)
-    port = sink_input(pipeline.options, next(options for options in pipeline.options.sinks if options.name == name))
+    options = next(options for options in pipeline.options.sinks if options.name == name)
+    port = sink_input(pipeline.options, options)
     table = _find_table(sink)
     rows = schemas.get(port)
-    schema = table if rows is None else sink.columns_of(rows)
+    schema = table if rows is None else sink.columns_of(delivered(options, rows))
     if schema is None:
         return []
     existing = set(table.names) if table is not None else set()

@@ -25,6 +25,7 @@ from firnline.cli.dry_run_columns import (
     sinks_of,
     source_schemas,
     type_words,
+    unknown_column_warnings,
     wanted_ports,
 )
 from firnline.cli.text import shorten
@@ -34,6 +35,7 @@ from firnline.history.status import load_lease
 from firnline.jobs.engine import Output
 from firnline.jobs.read_job import PortContext, refuse_widening
 from firnline.jobs.spark import SparkEngine, find_java
+from firnline.names import HOME, OWN_FILE
 from firnline.options import PipelineOptions, SinkOptions
 from firnline.process import has_exited
 from firnline.run.fill import check_new, describe_fill, find_new
@@ -256,6 +258,7 @@ def _schemas(findings: _Findings, sampled: Mapping[str, Sampled]) -> dict[str, p
     schemas = source_schemas(findings.pipeline, findings.head, sampled)
     schemas |= operator_schemas(options, schemas)
     check_tables(findings.pipeline, schemas)
+    findings.warnings += unknown_column_warnings(findings.pipeline, schemas)
     for operator in options.operators:
         if operator.name not in schemas:
             findings.warnings.append(f"the columns of operator {operator.name} are unknown: it has no input yet")
@@ -417,10 +420,15 @@ def _place(findings: _Findings, sink: Sink, head: Head, *, is_away: bool) -> dic
 
 
 def _other_things(root: str) -> list[str]:
-    """Return the names of files and folders in a local folder that are not Firnline's."""
+    """Return the names of files and folders in a local folder that are not Firnline's.
+
+    A run that failed before its first commit leaves data files beside its home.
+    """
     if is_remote(root) or not Path(root).is_dir():
         return []
-    return sorted(entry.name for entry in Path(root).iterdir() if not entry.name.startswith(("_firnline", "_delta")))
+    names = [entry.name for entry in Path(root).iterdir()]
+    is_ours = OWN_FILE.fullmatch if HOME in names else lambda _name: None
+    return sorted(name for name in names if not (name.startswith((HOME, "_delta")) or is_ours(name)))
 
 
 def _writable(root: str) -> bool | None:

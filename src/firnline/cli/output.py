@@ -248,3 +248,8 @@ def _red(text: str, stream: IO[str]) -> str:
 
 def _bold(text: str, stream: IO[str]) -> str:
     return f"\x1b[1m{text}\x1b[0m" if _colours(stream) else text
+
+
+def letters_text(count: int | None) -> str:
+    """Return a number of dead letters; None if it is unknown."""
+    return "an unknown number of dead letters" if count is None else count_text(count, "dead letter")

@@ -66,7 +66,8 @@ Output (stdout; JSON fields):
   quarantined (by reason), rescued [{source, column, values, expected, first,
   file, line}],
   late_files, set_aside, set_aside_files [{path, reason}], delivered ({sink:
-  epochs} of further sinks), restarts, recovery_path (fresh, local, remote,
+  epochs} of further sinks), sinks_behind ({sink: epochs that it lacks}),
+  restarts, recovery_path (fresh, local, remote,
   sink), replication_epochs_behind, replication_lag_seconds (of the
   remote tier), copies_failing (store, local or remote with the reason why it
   cannot be written), seconds, error
@@ -299,14 +300,24 @@ def _delivered_text(options: PipelineOptions, totals: RunTotals) -> str:
 
 
 def _last_line(options: PipelineOptions, totals: RunTotals, *, asked: bool) -> str:
+    """Say what a run did, and which sinks lack epochs at its end."""
     if totals.doing == STOOD_BY:
         return STOOD_BY
+    if asked and not totals.run:
+        return "stopped cleanly before anything was read or written"
+    behind = [lag.sink for lag in totals.lags if lag.epochs_behind and not lag.set_aside]
+    lack = "lacks epochs" if len(behind) == 1 else "lack epochs"
+    rest = f"; {' and '.join(behind)} {lack}: see `firnline sinks list`; the next run delivers them" if behind else ""
+    return f"{_did(options, totals, asked=asked, behind=bool(behind))}{rest}"
+
+
+def _did(options: PipelineOptions, totals: RunTotals, *, asked: bool, behind: bool) -> str:
     if asked:
         return f"stopped cleanly after epoch {totals.epoch}"
     if not totals.epochs and totals.deliveries:
         return _delivered_text(options, totals)
     if not totals.epochs:
-        return f"nothing to do; the table is at epoch {totals.epoch}"
+        return f"{'nothing read' if behind else 'nothing to do'}; the table is at epoch {totals.epoch}"
     from firnline.cli.run_report import rows_text
 
     where = f" in {totals.rows_in}" if totals.rows_in else ""

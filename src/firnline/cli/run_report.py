@@ -171,8 +171,8 @@ class RunTotals(Observer):
         self.unreachable = [reason for reason in unreachable.values() if reason]
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
-        self.restarts += 1
         if not optional:
+            self.restarts += 1
             self.doing = f"retries in {time_text(seconds)}"
 
     def replication(self, lag: Replication) -> None:
@@ -206,6 +206,7 @@ class RunTotals(Observer):
             "late_files": self.late_files,
             "set_aside": self.set_aside,
             "delivered": dict(self.deliveries),
+            "sinks_behind": {lag.sink: lag.epochs_behind for lag in self.lags if lag.epochs_behind},
             "restarts": self.restarts,
             "recovery_path": self.recovery_path or None,
             "replication_epochs_behind": self.lag.epochs_behind if self.lag else None,
@@ -242,18 +243,18 @@ def _state_bytes(facts: EpochFacts) -> int:
 
 
 def _rows_text(facts: EpochFacts) -> str:
-    """Return the rows of an epoch; with several sinks those of each that got some."""
+    """Return the rows of an epoch; with several sinks those in each, and those for each that gets them later."""
     rows = {sink: count for sink, count in facts.sink_rows.items() if count}
-    if not rows or set(rows) == {facts.rows_in}:
+    where = {sink: f"for {sink}" if sink in facts.followers else f"in {sink}" for sink in rows}
+    if not rows or (set(rows) == {facts.rows_in} and facts.rows_in not in facts.filtered):
         text = rows_text(facts.rows, facts.changes, are_changes=facts.rows_in in facts.upserted)
-        return text + (f" in {facts.rows_in}" if rows else "")
-    first, *rest = rows.items()
-    if facts.upserted:
-        units = {sink: "change" if sink in facts.upserted else "row" for sink in rows}
-        return ", ".join(f"{count_text(count, units[sink])} in {sink}" for sink, count in rows.items())
-    return ", ".join(
-        [f"{count_text(first[1], 'row')} in {first[0]}", *(f"{count:,} in {sink}" for sink, count in rest)]
-    )
+        return f"{text} {where[facts.rows_in]}" if rows else text
+    texts: list[str] = []
+    for sink, count in rows.items():
+        unit = "change" if sink in facts.upserted else "row"
+        number = count_text(count, unit) if facts.upserted or not texts else f"{count:,}"
+        texts.append(f"{'up to ' if sink in facts.filtered else ''}{number} {where[sink]}")
+    return ", ".join(texts)
 
 
 def rows_text(rows: int, changes: Mapping[str, int], *, are_changes: bool) -> str:
@@ -277,6 +278,7 @@ class RunReporter(Observer):
         self._idle = False
         self._set_aside = 0
         self._failing: set[str] = set()  # copies whose failure was reported
+        self._optional: dict[str, tuple[str, int]] = {}  # by optional sink: its last error, and how often it came
         self._unreachable = False  # whether a source cannot be read, which the log says
 
     def held_up(self, full: tuple[int, int] | None) -> None:
@@ -376,13 +378,26 @@ class RunReporter(Observer):
     def draining(self, lag: Replication) -> None:
         self._say(f"waiting for the {lag.tier} tier {lag.location}: {count_text(lag.epochs_behind, 'epoch')} behind")
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
-        if error.retryable:  # any other failure ends the run, which reports it
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
+        if optional:
+            before, times = self._optional.get(optional, ("", 0))
+            self._optional[optional] = (error.message, times + 1 if error.message == before else 1)
+        if self._is_news(optional) and (error.retryable or optional):  # any other ends the run, which reports it
             self._say(f"failed: {error.message}")
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         limit = f"sink {optional} is optional: the others go on" if optional else f"of at most {self._attempts}"
-        self._say(f"retrying in {time_text(seconds)} (failure {failures}{'; ' if optional else ' '}{limit})")
+        if self._is_news(optional):
+            self._say(f"retrying in {time_text(seconds)} (failure {failures}{'; ' if optional else ' '}{limit})")
+
+    def _is_news(self, optional: str) -> bool:
+        """Whether to report a failure: the same one of an optional sink is shown ever more rarely."""
+        _, times = self._optional.get(optional, ("", 1))
+        return times & (times - 1) == 0
+
+    def delivered(self, sink: str, epoch: int) -> None:
+        if self._optional.pop(sink, None):
+            self._say(f"sink {sink} takes rows again: epoch {epoch} is delivered")
 
 
 class FieldsReporter(RunReporter):
@@ -419,8 +434,8 @@ class FieldsReporter(RunReporter):
         }
         self._log("info", "epoch staged" if facts.is_staged else "epoch committed", fields)
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
-        if error.retryable:
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
+        if error.retryable or optional:
             fields = {"code": error.code, "reason": error.message, "failures": failures}
             self._log("warning", "step failed", fields)
 

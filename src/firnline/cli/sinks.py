@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.consent import Consent
-from firnline.cli.output import count_text, say, size_text
+from firnline.cli.output import count_text, letters_text, say, size_text
 from firnline.cli.table import Column
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ Output of `list` (JSON: pipeline, epoch, sinks [...] with these fields):
   parts (the tables of a sink with a template; null for others),
   set_aside (the reason, or null), filled_from (while it gets what was before
   it was added: the beginning, or the table that is copied), error (why it
-  cannot be read or written), next_try_at (while a run is alive), delivery
+  cannot be read or written), next_try_at (while a run is alive), delivery,
+  dead_letters (how many are not answered; null: a file of them is damaged),
+  state (decides, in sync, catching up, waits for a run, is filled from ...,
+  fails, cannot be read, set aside)
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -90,14 +93,6 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
         common.out.json({"pipeline": pipeline.options.name, "epoch": epoch, "sinks": rows})
         return 0
     for row in rows:
-        if row["set_aside"]:
-            row["state"] = "set aside"
-        elif row["error"]:
-            row["state"] = "cannot be read" if row["epoch"] is None else "fails"
-        elif row["filled_from"] and row["epochs_behind"]:
-            row["state"] = f"is filled from {row['filled_from']}"
-        else:
-            row["state"] = "decides" if row["decides"] else "catching up" if row["epochs_behind"] else "in sync"
         is_read = row["epoch"] is not None  # otherwise the newest checkpoint says what it held, or more by now
         row["holds"] = row["epoch"] if is_read else _bound("≥", row["last_known_epoch"])
         row["lacks"] = row["epochs_behind"] if is_read else _bound("≤", row["epochs_behind"])
@@ -107,6 +102,8 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
     for row in rows:
         if reason := row["set_aside"] or row["error"]:
             common.out.sentence(f"{row['name']}: {reason}")
+        if row["dead_letters"] != 0:
+            common.out.sentence(f"{row['name']}: {letters_text(row['dead_letters'])}: firnline dead-letters list")
     return 0
 
 

@@ -23,6 +23,7 @@ from firnline.cli.output import (
     ago_text,
     brief,
     count_text,
+    letters_text,
     screen_width,
     size_text,
     time_text,
@@ -64,7 +65,8 @@ Output (JSON fields):
                 epochs_behind, bytes_behind, error, next_try_at (while a run is
                 alive), set_aside (the reason, or null), parts (the number
                 of tables of a sink with a template; null for others),
-                write (append, upsert)}];
+                write (append, upsert), dead_letters (not answered; null: a
+                file of them is damaged)}];
                 pending: staged, and not yet committed by `firnline committer`;
                 behind: decided, and waiting for the sink, with the last error;
                 the first one decides, and is the journal if no table does
@@ -303,6 +305,8 @@ def _sink_text(report: PipelineStatus, sink: dict[str, Any]) -> str:
     if sink["set_aside"]:
         return f"set aside: {sink['set_aside']}; copy it anew: firnline sinks resync {sink['name']}"
     optional = "" if sink["required"] else ", optional"
+    if sink["dead_letters"] != 0:
+        optional += f", {letters_text(sink['dead_letters'])} (`firnline dead-letters list`)"
     behind = count_text(sink["epochs_behind"] or 0, "epoch")
     if sink["bytes_behind"]:
         behind = f"{behind} ({size_text(sink['bytes_behind'])})"

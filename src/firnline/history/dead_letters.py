@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from firnline.errors import DamagedError
 from firnline.graph import sink_input
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.dead_letters import LetterFile, list_dead_letters, load_letter_files
@@ -70,3 +71,15 @@ def load_dead_letters(pipeline: OpenPipeline, wanted: LetterFilter = EVERYTHING)
         for place in places
     ]
     return sorted(rows, key=lambda row: (row["sink"], row["epoch"], row["row"]))
+
+
+def count_letters(pipeline: OpenPipeline, known: Mapping[str, KnownSink]) -> dict[str, int | None]:
+    """Return how many dead letters each sink has that are not answered; None if a file of them is damaged."""
+    counts: dict[str, int | None] = {}
+    for sink in letter_sinks(pipeline):
+        try:
+            files = load_letter_files(pipeline.storage, pipeline.options.name, sink, known.get(sink))
+            counts[sink] = sum(len(file.letters) for file in files.values())
+        except DamagedError:
+            counts[sink] = None
+    return counts

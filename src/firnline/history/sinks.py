@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from firnline.errors import FirnlineError, LedgerHoleError
+from firnline.history.dead_letters import count_letters
 from firnline.names import outbox_folder
 from firnline.run.commits import staged_for
 from firnline.run.open_pipeline import OpenPipeline
@@ -17,7 +18,8 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
     head = pipeline.load()
     runs = load_runs(pipeline.storage, pipeline.options.name)
     failing = runs[0].get("sinks_failing") or {} if runs else {}
-    tries = find_next_tries(runs)
+    tries, is_alive = find_next_tries(runs), is_run_alive(runs)
+    letters = count_letters(pipeline, known_sinks(head.checkpoint))
     away = find_away(head.checkpoint, pipeline.options.followers)
     filled = {
         name: "the beginning" if one.filled_from == BEGINNING else one.filled_from
@@ -36,6 +38,7 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "filled_from": filled.get(sink.name),
             **(found := _head_of(pipeline, sink, head, failing.get(sink.name))),
             "next_try_at": tries.get(sink.name) if found["error"] else None,
+            "dead_letters": letters.get(sink.name, 0),
         }
         for sink in pipeline.sinks
     ]
@@ -56,11 +59,27 @@ def load_sinks(pipeline: OpenPipeline) -> tuple[int, list[dict[str, Json]]]:
             "bytes_behind": None,
             "error": "the spec no longer has it",
             "next_try_at": None,
+            "dead_letters": letters.get(name, 0),
         }
         for name, one in known_sinks(head.checkpoint).items()
         if name not in kinds and name not in {sink.former_name for sink in pipeline.sinks}
     ]
-    return head.epoch, rows
+    return head.epoch, [{**row, "state": _state(row, is_alive=is_alive)} for row in rows]
+
+
+def _state(row: dict[str, Json], *, is_alive: bool) -> str:
+    """Return the state of a sink in a few words."""
+    if row["set_aside"]:
+        return "set aside"
+    if row["error"]:
+        return "cannot be read" if row["epoch"] is None else "fails"
+    if row["decides"]:
+        return "decides"
+    if row["filled_from"] and row["epochs_behind"]:
+        return f"is filled from {row['filled_from']}"
+    if row["epochs_behind"]:
+        return "catching up" if is_alive else "waits for a run"
+    return "in sync"
 
 
 def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -> dict[str, Json]:
@@ -81,9 +100,12 @@ def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -
 
 def find_next_tries(runs: list[dict[str, Json]]) -> dict[str, str]:
     """Return when a live run tries each sink that failed again; nothing if no run is alive."""
-    if not runs or runs[0]["status"] != "running" or has_died(runs[0]):
-        return {}
-    return dict(runs[0].get("sinks_next_try") or {})
+    return dict(runs[0].get("sinks_next_try") or {}) if is_run_alive(runs) else {}
+
+
+def is_run_alive(runs: list[dict[str, Json]]) -> bool:
+    """Return whether the newest run on record is alive."""
+    return bool(runs) and runs[0]["status"] == "running" and not has_died(runs[0])
 
 
 def behind_unread(pipeline: OpenPipeline, sink: Sink, decided: Head) -> dict[str, Json]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
+from firnline.history.dead_letters import count_letters
 from firnline.history.inputs import load_inputs
 from firnline.history.sinks import behind_unread, bytes_behind, find_next_tries, load_outbox
 from firnline.history.state import OperatorSnapshot, snapshots_of
@@ -19,7 +20,7 @@ from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, has_died, load_runs
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import find_away
+from firnline.sinks.known import find_away, known_sinks
 from firnline.sources.base import InputStatus
 from firnline.stores.lease import LeaseRecord
 from firnline.stores.tiers import NewestCopy
@@ -92,6 +93,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     on_record = load_runs(pipeline.storage, pipeline.options.name)
     runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
     failing = runs[0].get("sinks_failing") or {} if runs else {}
+    letters = count_letters(pipeline, known_sinks(head.checkpoint))
     kinds, tries = {sink.name: sink for sink in pipeline.options.ordered_sinks}, find_next_tries(runs)
     sinks = [
         {
@@ -99,6 +101,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
             "type": kinds[sink.name].type,
             "write": kinds[sink.name].write if sink.name != JOURNAL else None,
             "next_try_at": tries.get(sink.name) if row["error"] else None,
+            "dead_letters": letters.get(sink.name, 0),
         }
         for sink in pipeline.sinks
     ]

@@ -37,6 +37,8 @@ class EpochFacts:
     set_aside: int
     lag_seconds: float = 0.0  # from the arrival of its oldest file to the commit
     sink_rows: dict[str, int] = field(default_factory=dict)  # by sink, if there are several: rows staged for it
+    followers: frozenset[str] = frozenset()  # sinks that get their rows after the commit, from the outbox
+    filtered: frozenset[str] = frozenset()  # those of them that deliver only rows that fulfil a condition
     durations_ms: dict[str, int] = field(default_factory=dict)  # plan, run, stage, commit; checkpoint, of state
     sources: dict[str, int] = field(default_factory=dict)  # records by source
     align_ms: int = 0  # from the first source's slice to the boundary
@@ -147,8 +149,9 @@ class Observer:
     def worker_lost(self, facts: dict[str, Json]) -> None:
         """A worker died, and its task with it. `facts` has the epoch, the reaction and the new number of shards."""
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
-        """Something failed. The run retries after a back-off."""
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
+        """Something failed. The run retries after a back-off; `optional` is the sink that failed, if it is optional:
+        it is tried again whatever the error."""
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         """The back-off after `failures` consecutive failures has started; `optional` is the sink that failed, if it

@@ -169,6 +169,7 @@ class Runner:
         self._backlog = BacklogMeter()
         self._error: FirnlineError | None = None
         self._sinks_next_try: dict[str, str] = {}  # when a sink that failed is tried again
+        self._sink_failures: dict[str, int] = {}  # in a row, of optional sinks
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
 
@@ -291,6 +292,8 @@ class Runner:
                 behind = [sink.name for sink in self._state.sinks[1:] if sink.epoch < self._state.decided]
                 waiting = self._state.decided - self._state.committed
                 self._observer.left_staged(waiting, self._pipeline.storage.root, behind)
+            if self._sinks_failing:  # the failure that ended the run is among them
+                self._log.note(sinks_failing=dict(self._sinks_failing))
             self._log.close(exit_code, self._error, add=self._is_failed_start(exit_code))
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
@@ -337,6 +340,8 @@ class Runner:
         if isinstance(event, m.Committed) and self._state.decided > before.decided:
             self._decided(event)
             self._report_idle()
+        if isinstance(event, m.Joined | m.Committed):
+            self._sink_failures.pop(event.sink, None)
         if isinstance(event, m.Committed) and event.sink != self._pipeline.deciding.name:
             self._observer.delivered(event.sink, event.epoch)
         if self._state.sinks[1:] and isinstance(event, m.Committed | m.SetAside | m.SinksRead):
@@ -402,11 +407,15 @@ class Runner:
                     self._aside("upkeep", self._sweep_state)
             case m.Wait(failures, sink):
                 asked = not failures and any(watch.wants_look for watch in self._watches)
+                optional = self._optional(sink)
+                if failures and optional:  # tried without end: the decisions count only up to the limit of a run
+                    failures = self._sink_failures[optional] = self._sink_failures.get(optional, 0) + 1
                 delay = 0.0 if asked else self._delay(failures)
                 self._timers.set(sink, self._pipeline.clock.monotonic() + delay)
                 if sink == m.ACKNOWLEDGEMENT:
                     return
-                if failures and self._state.settled < self._state.committed:
+                is_waited_for = not optional or self._state.settings.policy is Policy.QUORUM
+                if failures and is_waited_for and self._state.settled < self._state.committed:
                     facts = {"sink": sink, "epoch": self._state.decided, "settled": self._state.settled}
                     logger.warning("commit policy not satisfied; checkpoint not advanced", extra=facts)
                 if failures and sink in self._sinks_failing:
@@ -414,7 +423,7 @@ class Runner:
                     self._sinks_next_try[sink] = moment.isoformat()
                     self._aside("stage", lambda: self._log.note(now=True, sinks_next_try=dict(self._sinks_next_try)))
                 if failures:
-                    self._observer.resting(delay, failures, self._optional(sink))
+                    self._observer.resting(delay, failures, optional)
                 else:
                     self._report_idle()
                     self._aside(self._deciding_lane, self._check_holder)
@@ -481,10 +490,8 @@ class Runner:
             error.fields.setdefault("sink", action.sink)
         if isinstance(error, StagingError):
             self._sinks_failing[str(error.fields.get("sink"))] = error.message
-        is_optional = (
-            isinstance(action, m.Join | m.Commit | m.FindReceipt) and not self._pipeline.sink(action.sink).required
-        )
-        self._report_trouble(error, getattr(action, "epoch", None), is_optional=is_optional)
+        optional = self._optional(action.sink) if isinstance(action, m.Join | m.Commit | m.FindReceipt) else ""
+        self._report_trouble(error, getattr(action, "epoch", None), optional)
         return event
 
     def _name_denied(self, error: FirnlineError, action: m.Action) -> FirnlineError:
@@ -500,20 +507,20 @@ class Runner:
             return error
         return find_denied(error) or error
 
-    def _report_trouble(self, error: FirnlineError, epoch: int | None = None, *, is_optional: bool = False) -> None:
+    def _report_trouble(self, error: FirnlineError, epoch: int | None = None, optional: str = "") -> None:
         """Keep an error as the possible result of the run, and report it to the observer. Called from any lane.
 
         The error of an optional sink rarely ends a run: it does not hide one that does.
         """
-        if not is_optional or self._error is None:
+        if not optional or self._error is None:
             self._error = error
 
         def report() -> None:
-            self._observer.trouble(error, self._state.failures + 1)
+            self._observer.trouble(error, self._state.failures + 1, optional)
             if self._sinks_failing:
                 self._aside("stage", lambda: self._log.note(now=True, sinks_failing=dict(self._sinks_failing)))
             if self._log.is_open and error.retryable:
-                self._aside("stage", lambda: self._log.restarted(error, epoch))
+                self._aside("stage", lambda: self._log.restarted(error, epoch, counts=not optional))
 
         self._inbox.put(_Note(report))
 

@@ -200,11 +200,12 @@ class RunHistory:
             self._body["updated_at"] = self._clock.now().isoformat()
             self._storage.put(f"{self._folder}/{self._name}", canonical(seal(self._body)))
 
-    def restarted(self, reason: str, code: str, epoch: int | None) -> None:
-        """Count a restart and write it at once; `epoch` is the one that failed, if any."""
+    def restarted(self, reason: str, code: str, epoch: int | None, *, counts: bool) -> None:
+        """Write an error that the run overcame, at once, and count the restart if it was one; `epoch` is the one that
+        failed, if any."""
         entry = {"at": self._clock.now().isoformat(), "code": code, "reason": reason, "epoch": epoch}
         kept = [*self._body["last_restarts"], entry][-KEPT_RESTARTS:]
-        self.note(now=True, restarts=self._body["restarts"] + 1, last_restarts=kept)
+        self.note(now=True, restarts=self._body["restarts"] + counts, last_restarts=kept)
 
     def lost_worker(self, facts: dict[str, Json]) -> None:
         """Count a lost worker, or record how long the recovery took."""
@@ -256,11 +257,11 @@ class RunLog:
             with _only_logged():
                 self._record.note(now=now, **facts)
 
-    def restarted(self, error: FirnlineError, epoch: int | None) -> None:
-        """Count a restart after an error; `epoch` is the one that failed, if any."""
+    def restarted(self, error: FirnlineError, epoch: int | None, *, counts: bool) -> None:
+        """Keep an error that the run overcomes; `counts`: it is a restart, not only another try of an optional sink."""
         if self._record is not None:
             with _only_logged():
-                self._record.restarted(error.message, error.code, epoch)
+                self._record.restarted(error.message, error.code, epoch, counts=counts)
 
     def lost_worker(self, facts: dict[str, Json]) -> None:
         """Count a lost worker or, with `took_ms`, record how long the recovery took."""

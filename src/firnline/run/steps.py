@@ -40,6 +40,7 @@ from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.engine import Engine
 from firnline.jobs.epoch_job import EpochJob, EpochJobs
 from firnline.jobs.heartbeat import WorkerLosses
+from firnline.jobs.read_job import Produced
 from firnline.names import JOURNAL
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
@@ -60,6 +61,7 @@ from firnline.schema import merge, schema_from_json, schema_to_json, widen, wide
 from firnline.sinks.base import Sink
 from firnline.sinks.outbox import release
 from firnline.sinks.parking import is_parked
+from firnline.sinks.shaping import check_settings, find_unknown_columns
 from firnline.sources.group import EpochPlan, Positions
 from firnline.types import EntryRef, Json, Receipt
 
@@ -138,6 +140,7 @@ class Steps:
         self._on_lost = on_lost
         self._files_per_task = 1  # files that the last epoch staged for one table
         self._recorded: dict[str, Json] = {}  # positions of the newest epoch that this run recorded
+        self._warned: set[str] = set()  # about the settings of followers
         self._unfinished: set[tuple[str, str]] = set()  # source and path of inputs that this run began or tried
 
     # -- 1 plan ---------------------------------------------------------------------------------------
@@ -338,6 +341,7 @@ class Steps:
         inflight = self._progress.epochs.get(attempt)
         if inflight is None:
             return None
+        self._check_followers(inflight.produced)
         base, after = self._progress.bases[inflight.base], self._progress.bases[attempt]
         checkpoint = self._checkpoints.make(inflight.epoch, attempt, self._progress.generation, after, base.checkpoint)
         produced = inflight.produced
@@ -365,6 +369,21 @@ class Steps:
         inflight.durations_ms["stage"] = self._ms_since(began)
         fault_point("epoch.stage.after")
         return m.Staged(inflight.epoch, attempt)
+
+    def _check_followers(self, produced: Produced) -> None:
+        """Refuse rows that the settings of a follower do not fit, before the epoch keeps these settings for ever.
+
+        A column that `columns`, `exclude` or `mask` names and that no row has yet is logged, once.
+        """
+        for options in self._pipeline.options.followers:
+            columns = produced.schemas.get(options.name)
+            if columns is None or not produced.staged.get(options.name):
+                continue
+            check_settings(options, columns)
+            for words in find_unknown_columns(options, columns):
+                if words not in self._warned:
+                    self._warned.add(words)
+                    logger.warning(words)
 
     # -- 4 commit -------------------------------------------------------------------------------------
 
@@ -597,6 +616,8 @@ class Steps:
             set_aside=sum(len(position.set_aside) for position in positions),
             lag_seconds=self._lag(plan),
             sink_rows=self._rows_by_sink(inflight.entry),
+            followers=frozenset(sink.name for sink in self._pipeline.options.followers),
+            filtered=frozenset(sink.name for sink in self._pipeline.options.followers if sink.where),
             rows_in=self._pipeline.counted,
             upserted=frozenset(sink.name for sink in self._pipeline.options.sinks if sink.write == "upsert"),
             changes=dict(receipt.changes) if receipt.sink == self._pipeline.counted else {},

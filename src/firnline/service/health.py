@@ -192,7 +192,7 @@ class Health(Observer):
     def backlog(self, backlog: Backlog) -> None:
         """Ignore it: counting the backlog proves no progress, it continues while an epoch hangs."""
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         with self._lock:
             self._failures = max(self._failures + 1, failures)
             self._error = error.message

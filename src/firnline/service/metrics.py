@@ -193,14 +193,15 @@ class PipelineMetrics(Observer, Collector):
             if not self._staged:
                 self._committed_at = self._monotonic()  # nothing waits, so no checkpoint is behind
 
-    def trouble(self, error: FirnlineError, failures: int) -> None:
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         with self._lock:
             if isinstance(error, SinkError):
                 self._failed[str(error.fields.get("sink") or "")] += 1
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
-        with self._lock:
-            self._counts["restarts"] += 1
+        if not optional:
+            with self._lock:
+                self._counts["restarts"] += 1
 
     # -- scrapes --------------------------------------------------------------------------------------
 

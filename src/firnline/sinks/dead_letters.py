@@ -122,12 +122,16 @@ class DeadLetters:
         self.storage.put(f"{dead_letters_folder(self.pipeline, self.sink)}/{name}", file.to_bytes())
         fault_point("letter.put.after")
 
+    def load(self) -> list[DeadLetter]:
+        """Read the letters of this epoch whose files are not swept yet, by row."""
+        keys = list_dead_letters(self.storage, self.pipeline, self.sink)
+        ours = [key for key in keys if dead_letter_attempt(key) == (self.epoch, self.attempt)]
+        letters = [letter for key in ours for letter in read_letters(self.storage, key)]
+        return sorted(letters, key=lambda letter: letter.row)
+
     def load_rows(self) -> frozenset[int]:
         """Read the row numbers of the letters of this epoch, answered ones included."""
-        found: set[int] = set()
-        for key in list_dead_letters(self.storage, self.pipeline, self.sink):
-            if dead_letter_attempt(key) == (self.epoch, self.attempt):
-                found |= {letter.row for letter in read_letters(self.storage, key)}
+        found = {letter.row for letter in self.load()}
         for key, rows in _load_decided(self.storage, self.pipeline, self.sink).items():
             if dead_letter_attempt(key) == (self.epoch, self.attempt):
                 found |= rows

@@ -14,6 +14,7 @@ Everything else (claim and fence, receipts, history edits, what is staged) follo
 from __future__ import annotations
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ from firnline.sinks.shaping import RowShape, ShapedRows
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt
 
+logger = logging.getLogger(__name__)
 COPY = "copy"  # in the shape of an epoch: its rows for the sink are a copy of a table
 
 
@@ -482,16 +484,51 @@ class Follower(Sink):
             )
         fault_point("follower.commit.before")
         delivery = self._delivery(commit, head, run_tasks)
-        try:
-            after = self.deliver(delivery)
-        except SchemaError:
-            unfit = delivery.rows.find_unfit()
-            if not unfit:
-                raise
-            delivery.refuse(unfit)
-            return self.commit(commit, run_tasks)  # without them, from where the sink is now
+        after = self._deliver_fitting(delivery)
+        if after is None:
+            return self.commit(commit, run_tasks)  # without the refused rows, from where the sink is now
         fault_point("follower.commit.after")
+        self._log_dead_letters(delivery)
         return self._receipt(after)
+
+    def _deliver_fitting(self, delivery: EpochDelivery) -> FollowerHead | None:
+        """Deliver an epoch; None if rows on which the condition fails were taken out of it instead.
+
+        Raises:
+            SchemaError: the columns do not fit. It names the sink, and the ways out of settings that an epoch keeps.
+        """
+        try:
+            try:
+                return self.deliver(delivery)
+            except SchemaError:
+                unfit = delivery.rows.find_unfit()
+                if not unfit:
+                    raise
+            delivery.refuse(unfit)
+            return None
+        except SchemaError as error:
+            name, message = self.name, error.message
+            hint = "" if error.hint == SchemaError.default_hint else f"{error.hint} "
+            ways = (
+                f"Epoch {delivery.rows.epoch} keeps the columns, key and condition that the sink had when it was made."
+                f" If those were wrong, correct the spec, then: firnline sinks resync {name} --yes, or to go on without"
+                f" what it lacks: firnline sinks resume {name} --accept-gap --yes"
+            )
+            message = message if f"sink {name!r}" in message else f"sink {name!r}: {message}"
+            raise type(error)(message, hint=f"{hint}{ways}", **{**error.fields, "sink": name}) from error
+
+    def _log_dead_letters(self, delivery: EpochDelivery) -> None:
+        """Log how many rows of an epoch the sink refused; they are durable already."""
+        letters = delivery.dead_letters.load() if delivery.dead_letters is not None else []
+        if letters:
+            logger.warning(
+                "sink %s refused %s of epoch %d: %s; kept as dead letters, see `firnline dead-letters list --sink %s`",
+                self.name,
+                "1 row" if len(letters) == 1 else f"{len(letters):,} rows",
+                delivery.rows.epoch,
+                letters[0].reason,
+                self.name,
+            )
 
     def _delivery(self, commit: EpochCommit, head: FollowerHead, run_tasks: RunTasks | None) -> EpochDelivery:
         assert self.context.outbox is not None

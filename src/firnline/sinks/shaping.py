@@ -6,7 +6,8 @@ before a condition leaves any out: the number of a row, and so its id, does not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -65,6 +66,11 @@ class RowShape:
         """Return the columns that are delivered of rows with these columns."""
         return self.apply(pa.RecordBatch.from_pylist([], rows), 0).batch.schema
 
+    def check_condition(self, rows: pa.Schema) -> None:
+        """Raise SchemaError if the condition does not fit rows with these columns."""
+        if self.where:
+            self._select_where(pa.RecordBatch.from_pylist([], rows), f"coalesce(({self.where}), false)")
+
     def apply(self, batch: pa.RecordBatch, first: int, dead: Collection[int] = ()) -> ShapedRows:
         """Return the rows to deliver of a batch whose first row has the number `first`; without dead letters.
 
@@ -121,8 +127,13 @@ class RowShape:
         except duckdb.Error as error:
             # Other words of the library may quote a value of the row, which may be one that is masked.
             is_about_columns = isinstance(error, duckdb.BinderException | duckdb.CatalogException)
-            reason = str(error).splitlines()[0] if is_about_columns else str(error).partition(":")[0]
-            raise SchemaError(f"the condition {self.where!r} does not fit the rows: {reason}") from None
+            words = str(error).splitlines()[0].removeprefix("Binder Error: ")
+            reason = words if is_about_columns else str(error).partition(":")[0]
+            raise SchemaError(
+                f"where: the condition {self.where!r} does not fit the rows: {reason}",
+                hint=f"Correct `where`: it may name the columns {', '.join(batch.schema.names)}. Text is in single"
+                " quotes.",
+            ) from None
 
     @staticmethod
     def event_ids(prefix: str, numbers: pa.Array) -> pa.Array:
@@ -133,6 +144,49 @@ class RowShape:
 def unsliced(column: pa.Array) -> pa.Array:
     """Return a column for DuckDB, which reads wrong values of a struct inside of a struct if the column is a slice."""
     return pa.concat_arrays([column, column[:0]]) if column.offset and pa.types.is_nested(column.type) else column
+
+
+def check_settings(options: FollowerOptions, rows: pa.Schema) -> None:
+    """Refuse settings of a follower that do not fit rows with these columns: an epoch keeps its settings for ever.
+
+    Raises:
+        SchemaError: it names the sink, the setting and the column.
+    """
+    shape, named = RowShape.of(options), f"sink {options.name!r}"
+    delivered = shape.schema_of(rows).names
+    for setting, columns in options.named_columns.items():
+        for name in columns:
+            if name not in delivered:
+                raise SchemaError(
+                    f"{named}: {setting} names the column {name!r}, and its rows have {', '.join(delivered)}",
+                    hint=f"Correct `{setting}` of the sink{_meant(name, delivered)}. A column that only later records"
+                    " have can be declared under schema.fields of the source.",
+                    sink=options.name,
+                    column=name,
+                )
+    try:
+        shape.check_condition(rows)
+    except SchemaError as error:
+        raise SchemaError(f"{named}: {error.message}", hint=error.hint, sink=options.name) from error
+
+
+def find_unknown_columns(options: FollowerOptions, rows: pa.Schema) -> list[str]:
+    """Return, in words, the columns that `columns`, `exclude` and `mask` of a follower name and its rows lack."""
+    settings = {"columns": options.columns, "exclude": options.exclude, "mask": tuple(options.mask)}
+    effects = {"columns": "nothing is delivered for it", "exclude": "nothing is left out", "mask": "nothing is masked"}
+    return [
+        f"{setting} of sink {options.name} names {name!r}, and its rows have no such column: {effects[setting]}"
+        f"{_meant(name, rows.names)}"
+        for setting, names in settings.items()
+        for name in names
+        if name not in rows.names
+    ]
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """Return a question for the name that was probably meant; empty without one."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _hashed(column: pa.Array) -> pa.Array:

@@ -14,7 +14,16 @@ from pydantic import ValidationError
 from firnline.errors import SpecError
 from firnline.spec.checks import check_graph, query_problems
 from firnline.spec.models import PipelineSpec, pipeline_model
-from firnline.spec.problems import KeyPath, Origin, Problem, origin_of, problems_of, spec_error, takes_secret
+from firnline.spec.problems import (
+    KeyPath,
+    Origin,
+    Problem,
+    knows_key,
+    origin_of,
+    problems_of,
+    spec_error,
+    takes_secret,
+)
 from firnline.spec.tree import Tree, apply_overrides, parse_yaml
 
 FILE_NAMES = ("firnline.yml", "firnline.yaml")
@@ -97,7 +106,8 @@ def load_spec(
     file = find_spec(path, cwd=cwd)
     place = _display(file, Path(os.path.abspath(cwd or os.getcwd())))
     takes = functools.partial(takes_secret, annotation=pipeline_model())
-    tree = parse_yaml(_read(file, place), place=place, environ=environ, takes_secret=takes)
+    knows = functools.partial(knows_key, annotation=pipeline_model())
+    tree = parse_yaml(_read(file, place), place=place, environ=environ, takes_secret=takes, knows_key=knows)
     apply_overrides(tree, environ, takes)
     spec = _validate(tree, folder=file.parent, place=place)
     return LoadedSpec(spec, file.parent, file, tree.origins, tuple(_warnings(tree)))

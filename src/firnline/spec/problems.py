@@ -228,6 +228,18 @@ def takes_secret(path: KeyPath, annotation: Any) -> bool:
     return annotation is SecretStr or any(takes_secret(path, part) for part in get_args(annotation))
 
 
+def knows_key(path: KeyPath, annotation: Any) -> bool:
+    """Whether a model, or one of several, has the key at this path."""
+    if not path:
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        found = _keys(annotation).get(str(path[0]))
+        return found is not None and knows_key(path[1:], found)
+    if get_origin(annotation) in (dict, tuple):
+        return knows_key(path[1:], get_args(annotation)[1 if get_origin(annotation) is dict else 0])
+    return annotation is Any or any(knows_key(path, part) for part in get_args(annotation))
+
+
 # --- the tree of models ----------------------------------------------------------------------------------
 
 
@@ -273,6 +285,10 @@ def _without_tags(loc: KeyPath, root: type[BaseModel]) -> KeyPath:
 
 
 def _words_at(path: KeyPath, root: type[BaseModel]) -> tuple[str, ...]:
+    """Return the words that a key takes, or an entry of a mapping."""
+    mapping = _keys(_model_at(path[:-2], root)).get(str(path[-2])) if len(path) > 1 else None
+    if get_origin(mapping) is dict:
+        return get_args(get_args(mapping)[1])
     return get_args(_keys(_model_at(path[:-1], root))[str(path[-1])])
 
 

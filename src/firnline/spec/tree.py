@@ -19,7 +19,7 @@ from firnline.spec.spark_keys import ALLOWED_KEYS
 MAX_VALUES = 20_000  # more can only come from aliases that multiply
 
 # Whether the key at a path takes a secret. Its value is text: `0123` and `1.10` stay as written.
-TakesSecret: TypeAlias = Callable[[KeyPath], bool]
+TestOfKey: TypeAlias = Callable[[KeyPath], bool]
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = _TAG + "merge"
@@ -41,7 +41,14 @@ class Tree:
     inline_secrets: list[KeyPath] = field(default_factory=list)  # keys whose secret is written in the file
 
 
-def parse_yaml(text: str, *, place: str, environ: Mapping[str, str], takes_secret: TakesSecret) -> Tree:
+def parse_yaml(
+    text: str,
+    *,
+    place: str,
+    environ: Mapping[str, str],
+    takes_secret: TestOfKey,
+    knows_key: TestOfKey = lambda _path: True,
+) -> Tree:
     """Return the values in a YAML text; problems with single values are collected, not raised.
 
     Args:
@@ -49,6 +56,7 @@ def parse_yaml(text: str, *, place: str, environ: Mapping[str, str], takes_secre
         place: The file's name for messages.
         environ: Where `${VAR}` is looked up.
         takes_secret: Which keys may hold a reference to a secret.
+        knows_key: Which keys exist.
 
     Raises:
         SpecError: the text is not YAML.
@@ -57,7 +65,7 @@ def parse_yaml(text: str, *, place: str, environ: Mapping[str, str], takes_secre
         yaml = YAML(typ="safe", pure=True)
         yaml.composer.warn_double_anchors = False
         root = yaml.compose(text)
-        reader = _Reader(place, environ, takes_secret)
+        reader = _Reader(place, environ, takes_secret, knows_key)
         if root is not None:
             reader.tree.data = reader.read(root, ())
     except MarkedYAMLError as exc:
@@ -124,10 +132,11 @@ def _text_line(node: Node) -> int | None:
 class _Reader:
     """Walks the nodes of one file."""
 
-    def __init__(self, place: str, environ: Mapping[str, str], takes_secret: TakesSecret) -> None:
+    def __init__(self, place: str, environ: Mapping[str, str], takes_secret: TestOfKey, knows_key: TestOfKey) -> None:
         self.place = place
         self.environ = environ
         self.takes_secret = takes_secret
+        self.knows_key = knows_key
         self.tree = Tree()
         self.count = 0
 
@@ -213,7 +222,8 @@ class _Reader:
                 return "${"
             inner, end = match.group(1), match.group(2)
             if end and _SECRET.fullmatch(inner):
-                if not self.takes_secret(path):
+                # A key that does not exist is reported as such: it may be a misspelt one that takes a secret.
+                if self.knows_key(path) and not self.takes_secret(path):
                     self.problem(
                         node,
                         path,
@@ -247,7 +257,7 @@ def _plain_hint(reference: str) -> str:
 PREFIX = "FIRNLINE__"
 
 
-def apply_overrides(tree: Tree, environ: Mapping[str, str], takes_secret: TakesSecret) -> None:
+def apply_overrides(tree: Tree, environ: Mapping[str, str], takes_secret: TestOfKey) -> None:
     """Write every override into the tree, with its variable as the origin.
 
     Two underscores lead one level down. Keys match without regard to case, and any sign in a key matches
@@ -259,7 +269,7 @@ def apply_overrides(tree: Tree, environ: Mapping[str, str], takes_secret: TakesS
             _apply(tree, variable, environ[variable], takes_secret)
 
 
-def _apply(tree: Tree, variable: str, text: str, takes_secret: TakesSecret) -> None:
+def _apply(tree: Tree, variable: str, text: str, takes_secret: TestOfKey) -> None:
     parts = variable[len(PREFIX) :].split("__")
     origin = Origin(variable)
     if not all(parts):

@@ -15,6 +15,8 @@ _CHANGING = frozenset(  # functions that differ from call to call
     )
 )
 
+_EXAMPLE = "Write one like: country = 'NO' AND amount > 10. Text is in single quotes."
+
 
 def check_condition(text: str) -> None:
     """Refuse a condition that is no single expression over the columns of a row, or differs from call to call.
@@ -25,10 +27,10 @@ def check_condition(text: str) -> None:
     try:
         parsed = sqlglot.parse(f"SELECT 1 FROM rows WHERE ({text})", dialect="duckdb")  # noqa: S608
     except errors.SqlglotError as error:
-        raise ConfigError(f"{text!r} is no condition: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{text!r} is no condition{_where_of(error)}", hint=_EXAMPLE) from error
     where = parsed[0].find(expressions.Where) if len(parsed) == 1 and parsed[0] is not None else None
     if where is None:
-        raise ConfigError(f"{text!r} is no condition", hint="Write one like: country = 'NO' AND amount > 10")
+        raise ConfigError(f"{text!r} is no condition", hint=_EXAMPLE)
     if where.find(expressions.Subquery, expressions.Select, expressions.AggFunc, expressions.Window):
         raise ConfigError(
             f"the condition {text!r} looks at more than one row",
@@ -41,3 +43,11 @@ def check_condition(text: str) -> None:
                 f"{name.lower()}() differs from call to call, and a delivery must be repeatable",
                 hint="Compare with a column of the row.",
             )
+
+
+def _where_of(error: errors.SqlglotError) -> str:
+    """Return what is wrong with a text that the parser does not take."""
+    if not isinstance(error, errors.ParseError) or not error.errors:
+        return ": a quote is not closed"
+    word = str(error.errors[0].get("highlight") or "")
+    return f": {word!r} does not belong there" if word.strip("()") else ": something is missing"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from firnline.cli.dry_run_preview import preview
 from firnline.cli.main import run_command
-from firnline.errors import ConfigError, SinkError
+from firnline.errors import ConfigError, SchemaError, SinkError
 from firnline.run.open_pipeline import open_pipeline
-from tests.support.pipelines import MakeOptions, run_to_end
+from firnline.sinks.delta.options import DeltaSinkOptions
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput
-from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite
+from tests.support.sqlite_sink import DOWN, SqliteSink, SqliteSinkOptions, register_sqlite
 
 SECRET = "hunter2-hunter2"
 NOBODY = "127.0.0.1:1"  # nothing listens there
@@ -147,3 +150,59 @@ def test_a_new_sink_says_what_it_gets_first(
     copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), start="beginning")
     with pytest.raises(ConfigError, match="can no longer be read"):
         preview(open_pipeline(replace(alone, sinks=(*alone.sinks, copy))))
+
+
+def test_a_follower_is_shown_with_the_columns_that_it_gets_and_its_names_are_checked(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("f1.json", 10)
+    table = DeltaSinkOptions("table", str(tmp_path / "table"))
+
+    def look(**settings: object) -> dict[str, Any]:
+        copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), **settings)  # type: ignore[arg-type]
+        return preview(open_pipeline(make_options(sinks=(table, copy))))
+
+    found = look(columns=("id", "mnoth"), mask={"id": "hash"})
+    assert [column["name"] for column in found["tables"][1]["columns"]] == ["id"]
+    assert found["warnings"] == [
+        "columns of sink copy names 'mnoth', and its rows have no such column: nothing is delivered for it"
+        " (did you mean 'month'?)"
+    ]
+    with pytest.raises(SchemaError, match="sink 'copy': where: the condition 'idd > 1' does not fit the rows"):
+        look(where="idd > 1")
+    with pytest.raises(SchemaError, match="sink 'copy': key names the column 'idd'"):
+        look(key=("idd",))
+
+
+def test_the_columns_of_a_follower_s_target_do_not_change_those_of_the_rows(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("f1.json", 10)
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"))
+    options = make_options(sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+    monkeypatch.setattr(SqliteSink, "find_schema", lambda _: pa.schema([("id", pa.int8()), ("v", pa.int8())]))
+    found = preview(open_pipeline(options))
+    assert {column["name"]: column["type"] for column in found["schema"]} == {
+        "id": "int64",
+        "month": "string",
+        "v": "float64",
+    }
+    assert found["warnings"] == []
+
+
+def test_data_files_of_a_run_that_failed_before_its_first_commit_are_no_other_things(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("f1.json", 10)
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), where="idd > 1")
+    options = make_options(sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+    assert run_once(options).exit_code == 1
+    assert list((tmp_path / "table").glob("*.parquet"))
+    corrected = replace(options, sinks=(options.sinks[0], replace(copy, where="")))
+    assert preview(open_pipeline(corrected))["warnings"] == []
+    (tmp_path / "table" / "mine.csv").touch()
+    (warning,) = preview(open_pipeline(corrected))["warnings"]
+    assert "beside mine.csv" in warning

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from firnline.cli.run import _last_line
 from firnline.cli.run_report import LiveDisplay, RunReporter, RunTotals, spark_start
-from firnline.errors import FencedError, SinkError
+from firnline.errors import BadRowError, FencedError, SinkError
 from firnline.run.observer import Comparison, EpochFacts, Observers, SinkLag
 from firnline.sinks.base import Head
 from firnline.sources.base import Backlog
+from tests.support.pipelines import MakeOptions
 
 
 def facts(epoch: int, **changes: Any) -> EpochFacts:
@@ -190,3 +192,44 @@ def test_a_retry_of_an_optional_sink_does_not_look_like_the_end_of_the_run() -> 
     assert tally.doing == "epoch 3 runs"
     run.resting(1.25, 2)
     assert said[1] == "retrying in 1.2 s (failure 2 of at most 5)"
+
+
+def test_rows_of_followers_are_for_them_until_they_are_delivered() -> None:
+    said: list[str] = []
+    run = RunReporter(said.append, attempts=5)
+    followers, rows = frozenset({"b", "c"}), {"a": 3, "b": 3, "c": 3}
+    run.committed(facts(1, rows=3, sink="a", sink_rows=rows, followers=followers, filtered=frozenset({"c"})))
+    assert said[0].split("  ")[1] == "3 rows in a, 3 for b, up to 3 for c"
+
+
+def test_the_same_failure_of_an_optional_sink_is_shown_ever_more_rarely() -> None:
+    said: list[str] = []
+    tally = RunTotals(FakeTime())
+    run = Observers(RunReporter(said.append, attempts=5), tally)
+    for failures in range(1, 9):
+        run.trouble(BadRowError("row 7 is too large"), 1, "cache")
+        run.resting(2.0, failures, "cache")
+    assert [line for line in said if line.startswith("failed")] == ["failed: row 7 is too large"] * 4
+    assert [line.split("(")[1].split(";")[0] for line in said if "retrying" in line] == [
+        f"failure {number}" for number in (1, 2, 4, 8)
+    ]
+    run.trouble(SinkError("the server is away"), 1, "cache")
+    assert said[-1] == "failed: the server is away"
+    run.delivered("cache", 4)
+    run.delivered("cache", 5)
+    assert said[-1] == "sink cache takes rows again: epoch 4 is delivered"
+    run.trouble(BadRowError("it ends the run"), 1)
+    assert said[-1] != "failed: it ends the run", "the run reports it at its end"
+    assert tally.restarts == 0
+
+
+def test_the_last_line_names_sinks_that_lack_epochs(make_options: MakeOptions) -> None:
+    options, tally = make_options(), RunTotals(FakeTime())
+    assert _last_line(options, tally, asked=True) == "stopped cleanly before anything was read or written"
+    tally.started("r1", Head(exists=True, version=1, epoch=4))
+    assert _last_line(options, tally, asked=True) == "stopped cleanly after epoch 4"
+    assert _last_line(options, tally, asked=False) == "nothing to do; the table is at epoch 4"
+    tally.sinks([SinkLag("topic", 4, 0, 0), SinkLag("shop", 3, 1, 900), SinkLag("old", 1, 3, 0, set_aside=True)])
+    behind = "shop lacks epochs: see `firnline sinks list`; the next run delivers them"
+    assert _last_line(options, tally, asked=False) == f"nothing read; the table is at epoch 4; {behind}"
+    assert tally.summary()["sinks_behind"] == {"shop": 1, "old": 3}

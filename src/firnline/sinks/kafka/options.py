@@ -46,6 +46,10 @@ class KafkaSinkOptions(FollowerOptions):
             return {}
         return {OP: StrictColumn("string", ("insert", "update", DELETE)), SEQUENCE: StrictColumn("int64")}
 
+    @property
+    def named_columns(self) -> Mapping[str, tuple[str, ...]]:
+        return {"key": self.key, "topic": tuple(template_columns(self.topic))}
+
     def own_shape(self) -> dict[str, Any]:
         return {
             "topic": self.topic,

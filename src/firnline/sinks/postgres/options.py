@@ -49,6 +49,10 @@ class PostgresSinkOptions(FollowerOptions):
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
 
+    @property
+    def named_columns(self) -> Mapping[str, tuple[str, ...]]:
+        return {"key": self.key, "sequence_by": (self.sequence_by,) if self.sequence_by else ()}
+
     def own_shape(self) -> dict[str, Any]:
         return {
             "write": self.write,

@@ -258,10 +258,8 @@ class RowWriter:
         for chunk in chunks:
             _, outside = self._encode(chunk, STAGED)
             if outside is not None:
-                outside = outside.fill_null(False)
-                text = "a value is out of the range of its column"
-                bad |= dict.fromkeys(chunk.numbers.filter(outside).to_pylist(), text)
-                chunk = chunk.filter(pc.invert(outside))
+                bad |= self._find_unfit(chunk)
+                chunk = chunk.filter(pc.invert(outside.fill_null(False)))
             refused = self._try_parts(chunk.batch.num_rows, partial(self._copy_part, chunk))
             found = {chunk.numbers[at].as_py(): reason(error) for at, error in refused.items()}
             numbers += [number for number in chunk.numbers.to_pylist() if number not in found]
@@ -272,6 +270,17 @@ class RowWriter:
             numbers = [int(row[0]) for row in rows]
         refused = self._try_parts(len(numbers), lambda a, b: self._merge_part(numbers[a], numbers[b - 1]))
         return bad | {numbers[at]: reason(error) for at, error in refused.items()}
+
+    def _find_unfit(self, chunk: Chunk) -> dict[int, str]:
+        """Return the numbers of the rows with a value that its column cannot hold, each with the column."""
+        found: dict[int, str] = {}
+        for name, column in zip(chunk.batch.schema.names, chunk.batch.columns, strict=True):
+            wire = self._wires[name]
+            unfit = encode(text_of(column) if self._ways[name] == "text" else column, wire).bad
+            if unfit is not None:
+                text = f"the value of column {name!r} does not fit its type {wire}"
+                found = dict.fromkeys(chunk.numbers.filter(unfit.fill_null(False)).to_pylist(), text) | found
+        return found
 
     def _copy_part(self, chunk: Chunk, first: int, end: int) -> None:
         part = chunk.slice(first, end)

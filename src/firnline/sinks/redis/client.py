@@ -17,6 +17,7 @@ from firnline.sinks.redis.script import SCRIPT
 
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
+_REACH_HINT = "Check the url of the sink, and that the server runs, then run again; nothing was lost."
 WAITAOF_SINCE = (7, 2)
 
 
@@ -241,10 +242,10 @@ class RedisClient:
             ) from error
         except self._redis.exceptions.ConnectionError as error:
             self.close()
-            raise lost(f"{where} cannot be reached: {error}", sink=self._sink) from error
+            raise lost(f"{where} cannot be reached: {error}", hint=_REACH_HINT, sink=self._sink) from error
         except self._redis.exceptions.TimeoutError as error:
             self.close()
-            raise lost(f"{where} does not answer: {error}", sink=self._sink) from error
+            raise lost(f"{where} does not answer: {error}", hint=_REACH_HINT, sink=self._sink) from error
         except self._redis.exceptions.ResponseError as error:
             if isinstance(error, self._redis.exceptions.MovedError):
                 self.close()
