@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from firnline.names import JOURNAL
-from firnline.options import FollowerOptions, Home, SinkOptions, StrictColumn, change_columns
+from firnline.options import FollowerOptions, Home, SinkOptions, StrictColumn, change_columns, template_columns
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
@@ -82,6 +82,11 @@ class DeltaPartsOptions(FollowerOptions):
     @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
+
+    @property
+    def named_columns(self) -> Mapping[str, tuple[str, ...]]:
+        order = (self.sequence_by,) if self.sequence_by else ()
+        return {"key": self.key, "sequence_by": order, "table": tuple(template_columns(self.table))}
 
     def own_shape(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from firnline.options import MEBIBYTE, OP, SEQUENCE, FollowerOptions, StrictColumn
+from firnline.options import MEBIBYTE, OP, SEQUENCE, FollowerOptions, StrictColumn, template_columns
 
 DELETE = "delete"
 

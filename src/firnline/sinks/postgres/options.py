@@ -51,7 +51,8 @@ class PostgresSinkOptions(FollowerOptions):
 
     @property
     def named_columns(self) -> Mapping[str, tuple[str, ...]]:
-        return {"key": self.key, "sequence_by": (self.sequence_by,) if self.sequence_by else ()}
+        order = (self.sequence_by,) if self.sequence_by else ()
+        return {"key": self.key, "sequence_by": order, "table": tuple(template_columns(self.table))}
 
     def own_shape(self) -> dict[str, Any]:
         return {
