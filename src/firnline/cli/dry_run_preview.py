@@ -89,7 +89,8 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     if java is None:
         findings.warnings.append("no Java found: a run needs Java 17 or newer on PATH or in JAVA_HOME")
     for source, found in zip(pipeline.sources, sources, strict=True):
-        if not found["files_outstanding"] and not found["late_files"]:
+        findings.warnings += source.remarks()
+        if not found["files_outstanding"] and not found["late_files"] and not source.claims_first:
             findings.warnings.append(f"there is nothing to read below {source.location}")
     tables = {sink.name: schema_rows(pipeline, sink.name, sampled, schemas) for sink in pipeline.options.sinks}
     head, only, shards = findings.head, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)

@@ -290,7 +290,8 @@ class Source(ABC):
     late_files: Literal["ingest", "ignore", "fail"] = "ignore"  # how late input is treated
     on_growth: Literal["report", "read_rest", "fail"] = "report"  # how input is treated that grew after it was read
     inputs_are: str = "file"  # what people call one input
-    claims_first: bool = False  # only the run that owns the pipeline may open the source: no plan before `claimed`
+    # Only the run that owns the pipeline may open the source: a plan before `claimed` has nothing to read.
+    claims_first: bool = False
 
     # -- to be written --
 
@@ -424,6 +425,14 @@ class Source(ABC):
             f"source {self.name!r} cannot skip input",
             hint="Take the input away where it comes from, or start over: `firnline run --fresh-after EPOCH`.",
         )
+
+    def remarks(self) -> Sequence[str]:
+        """Return sentences for `dry-run`: what people should know before a run. Looks, and changes nothing.
+
+        Raises:
+            SourceError: the source does not answer.
+        """
+        return ()
 
     def check(self) -> None:  # noqa: B027
         """Check that the input can be reached. Called by commands before they plan.

@@ -69,6 +69,7 @@ class GuardedSource(Source):
     set_position = forward(Source.set_position)
     skip = forward(Source.skip)
     check = forward(Source.check)
+    remarks = forward(Source.remarks)
     claimed = forward(Source.claimed)
     decided = forward(Source.decided)
     close = forward(Source.close)

@@ -32,6 +32,7 @@ class LogSource(Source):
     """The tables of a database. Each table is a port; the main port has the changes of all of them."""
 
     claims_first = True
+    inputs_are = "spool file"
     kind: str
 
     def __init__(
@@ -68,6 +69,10 @@ class LogSource(Source):
     @abstractmethod
     def describe_place(self, place: Json) -> dict[str, Json]:
         """Return a place of the server for people."""
+
+    def lag_bytes(self, place: Json) -> int:
+        """Return how much of the server's log lies behind a place, by the server's own account."""
+        return 0
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class LogSource(Source):
 
     def _start_spooler(self, position: LogPosition) -> Spooler:
         """Follow what is spooled behind a position, and read on behind it."""
-        assert self._check_holder is not None, "plan comes after the claim"
+        assert self._check_holder is not None
         spooler = Spooler(
             self.open_stream(),
             self.storage,
@@ -160,6 +165,8 @@ class LogSource(Source):
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         known = LogPosition.from_json(position, self.kind)
+        if self._check_holder is None:
+            return None  # a command that only looks
         if self._spooler is None:
             self._spooler = self._start_spooler(known)
             if self._once:
@@ -226,10 +233,11 @@ class LogSource(Source):
         return self._make_plan(position, [SpoolFile.from_json(record) for record in records], parallelism)
 
     def backlog(self, position: Json) -> Backlog:
-        spooler = self._spooler
+        spooler, known = self._spooler, LogPosition.from_json(position, self.kind)
         if spooler is None:
-            return Backlog(0, 0)
-        files = spooler.files_after(LogPosition.from_json(position, self.kind).spool, 0.0)
+            waiting = self.lag_bytes(known.place) if known.place is not None else 0
+            return Backlog(int(waiting > 0), waiting)
+        files = spooler.files_after(known.spool, 0.0)
         return Backlog(len(files), sum(file.size_bytes for file in files))
 
     def unreachable(self) -> str | None:

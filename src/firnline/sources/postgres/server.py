@@ -89,7 +89,11 @@ class PostgresServer:
         """Return an error of the server as ours, without secrets."""
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         password = self._given.get("password")
-        return SourceError(f"{self.place}: {text.replace(password, '***') if password else text}")
+        words = text.replace(password, "***") if password else text
+        return SourceError(
+            f"{self.place}: {words}",
+            hint="Check the server, and user, password and database of `dsn`; then run again, nothing was lost.",
+        )
 
     # -- settings -------------------------------------------------------------------------------------
 

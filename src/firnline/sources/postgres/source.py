@@ -5,7 +5,7 @@ from __future__ import annotations
 from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
-from firnline.sources.postgres.position import describe_place
+from firnline.sources.postgres.position import LogPlace, describe_place
 from firnline.sources.postgres.server import PostgresServer
 from firnline.sources.postgres.stream import PostgresStream
 from firnline.types import Json
@@ -39,3 +39,20 @@ class PostgresSource(LogSource):
 
     def check(self) -> None:
         self._server.check_settings()
+
+    def lag_bytes(self, place: Json) -> int:
+        return max(0, self._server.end_lsn() - LogPlace.from_json(place).lsn)
+
+    def remarks(self) -> list[str]:
+        found = self._server.find_tables(self._tables)
+        names = {table.name for table in found}
+        told = [f"table {name} does not exist yet" for name in self._tables.names if name not in names]
+        if not found and not told:
+            told.append("no table of the database matches `tables`")
+        for table in found:
+            if not table.has_identity:
+                told.append(
+                    f"table {table.name} has no primary key: only its inserts are captured (ALTER TABLE {table.name} "
+                    "REPLICA IDENTITY FULL captures all changes)"
+                )
+        return told
