@@ -22,6 +22,7 @@ ELSEWHERE = (
     "widen.",
     "outbox.",
     "follower.",
+    "fill.",
     "postgres.",
     "kafka.",
     "letter.",
