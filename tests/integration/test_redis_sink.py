@@ -33,10 +33,19 @@ from firnline.spec.loading import parse_spec
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, rows
 from tests.support.certificates import make_certificate
-from tests.support.pipelines import MakeOptions, run_to_end
+from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.processes import free_port, wait_until
 from tests.support.redis import RedisServer, running_redis
-from tests.support.redis_sink import HASH, SMALL_RANGES, check_order, hashes, redis_ids, stream_entries, to_redis
+from tests.support.redis_sink import (
+    HASH,
+    SMALL_RANGES,
+    STREAM,
+    check_order,
+    hashes,
+    redis_ids,
+    stream_entries,
+    to_redis,
+)
 from tests.support.samples import SampleInput, table_ids
 
 
@@ -616,3 +625,26 @@ def test_a_key_per_row_implies_an_upsert() -> None:
 def test_a_wrong_spec_names_the_key(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=re.escape(words)):
         parse_spec({**SPEC, "sinks": [{"table": "out"}, {**SINK, **settings}]}, folder="/data")
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_damaged_head_is_named_with_a_way_out_and_stops_nobody_else(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, redis_server: RedisServer, required: bool
+) -> None:
+    options = to_redis(make_options, tmp_path, redis_server.url, {**STREAM, "required": required})
+    sample.add("f1.json", 5)
+    run_to_end(options)
+    client: Any = redis_server.client()
+    (key,) = client.keys("firnline:*:head")
+    client.hset(key, "record", client.hget(key, "record").replace(b'"epoch"', b'"epoxh"'))
+    sample.add("f2.json", 5)
+    result = run_once(options).result
+    assert table_ids(tmp_path / "table").total() == (5 if required else 10)
+    if required:
+        assert result.error is not None
+        assert result.error.code == "damaged"
+        assert "delete the record" in str(result.error.hint)
+    client.delete(key, "rows")  # as the hint says: and with it, here, the rows
+    run_to_end(options)
+    run_to_end(options)
+    assert redis_ids(redis_server, "stream") == sample.ids

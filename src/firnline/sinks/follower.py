@@ -64,6 +64,26 @@ logger = logging.getLogger(__name__)
 COPY = "copy"  # in the shape of an epoch: its rows for the sink are a copy of a table
 
 
+def unseal_head(value: Json, what: str) -> dict[str, Json]:
+    """Check a head, or a record with one, as `codec.unseal` does.
+
+    Nothing else says for sure what the sink holds, so a person must decide.
+
+    Raises:
+        DamagedError: it differs from what was sealed.
+        NewerFormatError: a newer Firnline wrote it.
+    """
+    try:
+        return unseal(value, what)
+    except DamagedError as error:
+        raise DamagedError(
+            error.message,
+            hint="Restore the target from a backup. Without one, delete the record: the sink then counts as one that "
+            "went back, and gets again all that is in the outbox, rows that it holds included.",
+            **error.fields,
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class FollowerHead:
     """What a follower holds of one pipeline, in its durable form: one record in the sink.
@@ -110,7 +130,7 @@ class FollowerHead:
             DamagedError: it is invalid.
             NewerFormatError: a newer Firnline wrote it.
         """
-        body = unseal(value, what)
+        body = unseal_head(value, what)
         try:
             partial = body["partial"]
             return cls(

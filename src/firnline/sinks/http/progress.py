@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from firnline.checkpoint.codec import seal, unseal
+from firnline.checkpoint.codec import seal
 from firnline.errors import CommitConflictError, DamagedError, FencedError
 from firnline.names import progress_folder
-from firnline.sinks.follower import FollowerHead
+from firnline.sinks.follower import FollowerHead, unseal_head
 from firnline.sinks.numbered import NumberedFiles
 from firnline.storage import Storage
 from firnline.types import EntryRef, Json
@@ -58,7 +58,7 @@ class Progress:
     @classmethod
     def from_json(cls, value: Json, what: str) -> Progress:
         """Parse the sealed form. Raises DamagedError if it is invalid."""
-        body = unseal(value, what)
+        body = unseal_head(value, what)
         try:
             sending = SendRange.from_json(body["sending"]) if body["sending"] else None
             head = FollowerHead.from_json(body["head"], what)

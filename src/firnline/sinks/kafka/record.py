@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.checkpoint.codec import canonical, parse, seal
 from firnline.errors import DamagedError
-from firnline.sinks.follower import FollowerHead
+from firnline.sinks.follower import FollowerHead, unseal_head
 
 KEY = b"head"  # of every record: compaction keeps the newest one of each partition
 
@@ -31,7 +31,7 @@ class LaneRecord:
             DamagedError: it is invalid.
             NewerFormatError: a newer Firnline wrote it.
         """
-        body = unseal(parse(value, what), what)
+        body = unseal_head(parse(value, what), what)
         try:
             return cls(int(body["lanes"]), FollowerHead.from_json(body["head"], what))
         except (KeyError, TypeError, ValueError) as error:
