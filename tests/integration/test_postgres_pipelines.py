@@ -164,3 +164,25 @@ def test_a_new_table_is_filled(
     sample.add("f4.json", 30)
     run_to_end(options)
     assert postgres_ids(postgres, TABLE) == sample.ids
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_lost_checkpoint_does_not_double_the_rows_that_are_there(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str, epochs: int, required: bool
+) -> None:
+    copy = PostgresSinkOptions("copy", postgres, TABLE, required=required)
+    options = make_options(max_files=1, sinks=(DeltaSinkOptions("table", str(tmp_path / "table")), copy))
+    for number in range(epochs):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(options)
+    before = Counter(sample.ids)
+    execute(postgres, "DELETE FROM firnline.checkpoints")
+    sample.add("f9.json", 5)
+    result = run_once(options).result
+    assert postgres_ids(postgres, TABLE) == before
+    assert result.exit_code == (1 if required else 0)
+    execute(postgres, "DELETE FROM lake.events")  # as the hint says
+    run_to_end(options)
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == table_ids(tmp_path / "table") == sample.ids

@@ -74,6 +74,8 @@ def _find_beginning(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Hea
         return None
     if known.filled_from:
         _check_empty(sink, held, known)
+    if held.epoch < known.held or not held.exists:
+        sink.check_lost(max(held.epoch, known.born))
     if held.epoch < known.held and known.held > known.born:
         _check_redeliverable(pipeline, sink, max(held.epoch, known.born), tip, known)
         facts = {"sink": sink.name, "held": known.held, "holds": held.epoch}

@@ -309,6 +309,15 @@ class Sink(ABC):
         about to claim the sink, and only by such a run. Default: nothing is ever open.
         """
 
+    def check_lost(self, epoch: int) -> None:  # noqa: B027
+        """Refuse to be given the epochs after this one again while their rows are still there. Read-only; called if the
+        head of a follower is lower than it was, or gone. Default: what the head does not name is not there, or cannot
+        be told.
+
+        Raises:
+            SinkWentBackError: it names the rows.
+        """
+
     def check_whole(self) -> None:  # noqa: B027
         """Refuse a damaged sink before a run builds on it or copies it; called once, before `load`.
 

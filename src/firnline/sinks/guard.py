@@ -115,6 +115,7 @@ class GuardedSink(Sink):
     read_fence = forward(Sink.read_fence)
     make_durable = forward(Sink.make_durable)
     end_unfinished = forward(Sink.end_unfinished)
+    check_lost = forward(Sink.check_lost)
     check_whole = forward(Sink.check_whole)
     check = forward(Sink.check)
     find_caveats = forward(Sink.find_caveats)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from psycopg import Connection
 from psycopg.sql import SQL, Composed, Identifier
 
-from firnline.errors import RollbackRefusedError, SchemaError, SinkError
+from firnline.errors import RollbackRefusedError, SchemaError, SinkError, SinkWentBackError
 from firnline.faults import fault_point
 from firnline.options import template_columns
 from firnline.postgres_client import place_of
@@ -334,6 +334,22 @@ class PostgresSink(Follower):
             return find_table(db, self._schema, self._table)
 
     # -- going back -----------------------------------------------------------------------------------
+
+    def check_lost(self, epoch: int) -> None:
+        with self._database.transaction(self._session) as db:
+            table = find_table(db, self._schema, self._table)
+            if table is None or not table.has_marks:
+                return
+            rows = int(_ask(db, self._own_rows("SELECT count(*)", table, epoch)))
+            if rows:
+                raise SinkWentBackError(
+                    f"sink {self.name!r} holds epoch {epoch} by its checkpoint, and {rows} rows of later epochs: its "
+                    "checkpoint was lost, or is older than its rows",
+                    hint=f"Restore both from one backup. Or delete the rows, which are delivered again then: "
+                    f"{self._own_rows('DELETE', table, epoch).as_string(db)}",
+                    sink=self.name,
+                    epoch=epoch,
+                )
 
     def version_of(self, epoch: int) -> int:
         with self._database.transaction(self._session) as db:
