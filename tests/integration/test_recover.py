@@ -19,7 +19,9 @@ from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
 from firnline.options import LocalTierOptions, PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.base import Sink
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.guard import GuardedSink
 from firnline.sinks.known import find_away
 from firnline.stores import open_store
 from firnline.stores.audit import load_audit
@@ -57,6 +59,12 @@ def lose_home(tmp_path: Path) -> None:
 def recover(options: PipelineOptions, sink: str = "one", **settings: Any) -> RecoveryPlan:
     plan, _ = Recovery(open_pipeline(options), sink, **settings).perform("person")
     return plan
+
+
+def as_follower(sink: Sink) -> SqliteSink:
+    assert isinstance(sink, GuardedSink)
+    assert isinstance(sink.inner, SqliteSink)
+    return sink.inner
 
 
 def fates(plan: RecoveryPlan) -> dict[str, str]:
@@ -412,6 +420,13 @@ def test_what_cannot_serve_is_refused(
     new = SqliteSinkOptions("new", str(tmp_path / "new.db"))
     with pytest.raises(ConfigError, match="holds no epoch"):
         recover(replace(options, sinks=(*options.sinks, new)), "new")
+    sink = as_follower(open_pipeline(options).sink("one"))
+    head = sink.read_head()
+    assert head is not None
+    assert head.checkpoint is not None
+    sink.swap_head(head, replace(head, checkpoint=replace(head.checkpoint, deciding={})))
+    with pytest.raises(ConfigError, match="names no journal"):
+        recover(options, **ALL)
     tables = make_options(sinks=(DeltaSinkOptions("table", str(tmp_path / "table")),))
     with pytest.raises(ConfigError, match="has no journal"):
         recover(tables, "table")
@@ -484,3 +499,10 @@ def test_the_command(
     assert "done already" in capsys.readouterr().out
     make_epochs(sample, options, 1, first=9)
     assert table_ids(tmp_path / "out") == sample.ids
+    capsys.readouterr()
+    looks = (["status"], ["checkpoints"], ["files"], ["sinks", "list"], ["position", "show"], ["gc", "--dry-run"])
+    for looking in looks:
+        assert run_command([*looking, "--json"]) == 0, looking
+        assert json.loads(capsys.readouterr().out), looking
+    assert run_command(["checkpoints"]) == 0
+    assert "recover" in capsys.readouterr().out

@@ -250,7 +250,8 @@ class CopyCheck:
                 found = f"epoch {copy.epoch}" if copy.record else f"traces ({copy.damaged})"
                 raise StoreAheadError(
                     f"{_name(copy)} holds {found} of {self._pipeline!r}, but {self._sink_location} knows nothing of it",
-                    hint=f"Bring the right table back. {self._start_over(copy)}",
+                    hint="Bring the right table back; a lost journal comes back by firnline recover --from SINK. "
+                    + self._start_over(copy),
                     store=copy.location,
                     epoch=copy.epoch,
                 )
