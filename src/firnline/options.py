@@ -53,6 +53,11 @@ class SourceOptions:
     schema: SchemaOptions = field(default=SchemaOptions(), kw_only=True)
     lineage: bool = field(default=False, kw_only=True)
 
+    @property
+    def replay_obstacle(self) -> str:
+        """Why quarantined records cannot be read again with these options; empty if they can."""
+        return ""
+
     def for_pipeline(self, name: str, home: Home) -> SourceOptions:
         """The options in the pipeline of this name and home, where a default depends on them."""
         return self

@@ -288,6 +288,8 @@ def _obstacle(pipeline: OpenPipeline, file: QuarantineFile, row: Mapping[str, Js
         return f"the source {file.source} is not in the spec"
     if not options.replays_quarantine:
         return f"a {options.type} source neither reads quarantined records again nor drops them; use --export"
+    if options.replay_obstacle:
+        return f"{options.replay_obstacle}; use --export"
     file_format = getattr(options, "format", "ndjson")
     if file_format == "parquet":
         return "a row of a Parquet file is not decoded alone; use `firnline files --reread`, or --export"

@@ -12,6 +12,7 @@ from firnline.sources.base import Limits, Split
 from firnline.sources.files.growth import FileEnd
 from firnline.sources.files.messages import FileOutcome
 from firnline.sources.files.position import TOO_YOUNG, FileState, Progress, SetAside
+from firnline.sources.replays import replayed_record
 from firnline.storage import FileStat
 from firnline.types import Json
 
@@ -263,13 +264,6 @@ def recorded_inputs(state: FileState, records: Sequence[dict[str, Json]]) -> lis
     ]
 
 
-def deal_again(inputs: list[dict[str, Json]], parallelism: int) -> list[Split]:
-    """Return contiguous ranges, as many as tasks run at once; rows keep the order of the files."""
-    size = max(1, -(-len(inputs) // max(1, parallelism)))
-    ranges = [inputs[at : at + size] for at in range(0, len(inputs), size)]
-    return [Split(files, NO_LIMIT, NO_LIMIT, NO_LIMIT) for files in ranges]
-
-
 def _former(state: FileState, quarantined: Mapping[str, Json]) -> dict[str, Json]:
     """Return what an input of quarantined records says of the folders that the files lay in, by their current names."""
     if "folders" not in quarantined:
@@ -278,42 +272,9 @@ def _former(state: FileState, quarantined: Mapping[str, Json]) -> dict[str, Json
     return {"folders": folders, **({"former_roots": list(state.former_roots)} if state.former_roots else {})}
 
 
-def replayed_input(
-    state: FileState, request: str, file: Mapping[str, Json], now: str, read_as: Mapping[str, Json], *, discard: bool
-) -> dict[str, Json]:
+def replayed_input(state: FileState, item: Mapping[str, Json], read_as: Mapping[str, Json]) -> dict[str, Json]:
     """Return the input of a task for quarantined records that are read again, in the format of the source today."""
-    return {
-        "path": str(file["name"]),
-        "quarantine": str(file["name"]),
-        "rows": list(file["rows"]),
-        **_former(state, file),
-        "size_bytes": int(file["size_bytes"]),
-        "etag": "",
-        "create_time": None,
-        "discovery_time": now,
-        "from": 0,
-        "to": int(file["records"]),
-        "offset": 0,
-        "line": 0,
-        "request": request,
-        **({"discarded": True} if discard else {"read_as": dict(read_as)} if read_as else {}),
-    }
-
-
-def refused_record(request: str, path: str, reason: str, now: str) -> dict[str, Json]:
-    """Return the ledger's record of a request that is answered without reading anything."""
-    return {
-        "path": path,
-        "size_bytes": 0,
-        "etag": "",
-        "create_time": None,
-        "discovery_time": now,
-        "from": 0,
-        "to": 0,
-        "status": "refused",
-        "reason": reason,
-        "request": request,
-    }
+    return {**item, **_former(state, item), "offset": 0, "line": 0, **({"read_as": dict(read_as)} if read_as else {})}
 
 
 def name_requests(
@@ -361,12 +322,6 @@ def _record(item: dict[str, Json], to: int) -> dict[str, Json]:
     kept = ("path", "size_bytes", "etag", "create_time", "discovery_time", "from")
     more: dict[str, Json] = {key: item[key] for key in ("read_as", "reread", "request") if key in item}
     return {**{key: item[key] for key in kept}, "to": to, **more}
-
-
-def replayed_record(item: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the ledger's record of quarantined records that were read again, or discarded."""
-    dropped = ("offset", "line", "at", "former_roots")
-    return {**{key: value for key, value in item.items() if key not in dropped}, "status": "replayed"}
 
 
 def _fail(

@@ -54,6 +54,7 @@ from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.options import FileSourceOptions
 from firnline.sources.files.position import FileState, Progress, SetAside
 from firnline.sources.known import KnownFiles
+from firnline.sources.replays import Replays, deal_again, refused_record
 from firnline.storage import FileStat, Storage, is_remote, normalise, open_storage
 from firnline.types import Clock, Json
 
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKED_UP = 200  # more files than that are cheaper to list
-NOT_QUARANTINED = "no longer quarantined"
 MAX_LATE = 100_000  # late files that one comparison keeps; the next one finds the others
 
 
@@ -98,9 +98,7 @@ class FileSource(Source):
         self._retries: dict[str, bool] = {}  # requested by one thread, planned by another, forgotten by a third
         self._drops: set[str] = set()  # the same
         self._rereads: dict[str, tuple[str, str]] = {}  # the same; request -> path, and why it is refused
-        self._replays: dict[
-            str, tuple[tuple[Mapping[str, Json], ...], bool]
-        ] = {}  # the same; request -> files, discard
+        self._replays = Replays()
         self._retries_lock = threading.Lock()
         self._retry_at: dict[str, float] = {}
         self._revived: frozenset[str] = frozenset()  # set aside, and changed since
@@ -172,7 +170,7 @@ class FileSource(Source):
 
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
         inputs = planning.recorded_inputs(FileState.from_json(position), records)
-        splits = planning.deal_again(inputs, parallelism)
+        splits = deal_again(inputs, parallelism)
         return SourcePlan(
             source=self.name,
             base=position,
@@ -247,7 +245,7 @@ class FileSource(Source):
         splits = planning.deal(chosen, limits, now, self._options.read_as, hold=self.on_growth == "read_rest")
         records = [*dropped, *(planning.waiting_record(file, now) for file in chosen.waiting)]
         records += planning.name_requests(splits, chosen.base, rereads, now)
-        records += [planning.refused_record(*one, now) for one in refused]
+        records += [refused_record(*one, now) for one in refused]
         return SourcePlan(
             source=self.name,
             base=chosen.base.to_json(),
@@ -268,44 +266,27 @@ class FileSource(Source):
 
         They are an epoch of their own, so that a rollback of it undoes nothing else.
         """
-        with self._retries_lock:
-            replays = {request: files for request, files in self._replays.items() if request not in state.answered}
-        if not replays or limits.any_age:
+        chosen = self._replays.choose(state.answered, limits.max_bytes) if not limits.any_age else None
+        if chosen is None:
             return None
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        inputs: list[dict[str, Json]] = []
-        refused: list[dict[str, Json]] = []
-        taken: list[str] = []
-        for request, (files, discard) in sorted(replays.items()):
-            wanted = [
-                planning.replayed_input(state, request, file, now, self._options.read_as, discard=discard)
-                for file in files
-                if file["rows"]
-            ]
-            if taken and sum(int(item["size_bytes"]) for item in [*inputs, *wanted]) > limits.max_bytes:
-                break
-            inputs += wanted
-            gone = [str(file["name"]) for file in files if not file["rows"]]
-            refused += [planning.refused_record(request, name, NOT_QUARANTINED, now) for name in gone]
-            taken.append(request)
-        read = [item for item in inputs if not item.get("discarded")]
-        discarded = [planning.replayed_record(item) for item in inputs if item.get("discarded")]
-        splits = planning.deal_again(read, limits.parallelism)
+        read = [planning.replayed_input(state, item, self._options.read_as) for item in chosen.inputs]
+        splits = deal_again(read, limits.parallelism)
         return SourcePlan(
             source=self.name,
-            base=self._answer(state, taken).to_json(),
+            base=self._answer(state, chosen.requests).to_json(),
             splits=splits,
             files=len(read),
             size_bytes=sum(int(item["size_bytes"]) for item in read),
             constants=planning.folder_columns(splits, self.location),
-            notes={"replay": True, "records": [*discarded, *refused]},
+            notes={"replay": True, "records": chosen.records},
         )
 
     def _answer(self, state: FileState, requests: Iterable[str]) -> FileState:
         """Return the state that names these requests as answered, and forgets those that are deleted."""
         with self._retries_lock:
-            waiting = {*self._rereads, *self._replays}
-        return replace(state, answered=(*(one for one in state.answered if one in waiting), *requests))
+            rereads = set(self._rereads)
+        kept = (one for one in state.answered if one in rereads or one in self._replays)
+        return replace(state, answered=(*kept, *requests))
 
     def answered(self, position: Json) -> frozenset[str]:
         return frozenset(FileState.from_json(position).answered)
@@ -649,8 +630,7 @@ class FileSource(Source):
             self._rereads[request] = (path, refused)
 
     def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:
-        with self._retries_lock:
-            self._replays[request] = (tuple(files), discard)
+        self._replays.add(request, files, discard=discard)
 
     def _apply_rereads(self, state: FileState) -> tuple[FileState, dict[str, str], list[tuple[str, str, str]]]:
         """Return the state with finished files that are to be read again, their requests by path, and refused requests
@@ -736,12 +716,13 @@ class FileSource(Source):
         return replace(state, files=files, set_aside=aside)
 
     def forget_requests(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self._replays.forget(names)
         with self._retries_lock:
             for name in names:
                 self._retries.pop(name, None)
                 self._drops.discard(name)
                 self._rereads.pop(name, None)
-                self._replays.pop(name, None)
 
 
 class _Ages:

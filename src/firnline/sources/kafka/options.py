@@ -15,7 +15,6 @@ class KafkaSourceOptions(SourceOptions):
     """A Kafka source: reads the committed records of topics by offset ranges."""
 
     type: ClassVar[str] = "kafka"
-    replays_quarantine: ClassVar[bool] = False
 
     brokers: str  # host:port, with commas
     topics: tuple[str, ...] = ()
@@ -31,6 +30,11 @@ class KafkaSourceOptions(SourceOptions):
     client: Mapping[str, str] = field(default_factory=dict)
     registry: Mapping[str, Any] | None = None  # of Avro values; see `SchemaRegistry`
     poll_interval_secs: float = field(default=0.1, kw_only=True)
+
+    @property
+    def replay_obstacle(self) -> str:
+        lost = [name for name in ("key", "headers", "timestamp") if name in self.include]
+        return f"the quarantine does not hold the {lost[0]} of a record, which `include` names" if lost else ""
 
     @property
     def location(self) -> str:

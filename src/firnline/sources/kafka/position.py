@@ -99,6 +99,7 @@ class Position:
 
     location: str
     topics: Mapping[str, TopicState] = field(default_factory=dict)
+    answered: tuple[str, ...] = ()  # requests that were answered and may not be deleted yet
 
     def partitions(self) -> Iterator[tuple[PartitionId, PartitionState]]:
         """Yield every partition in order."""
@@ -121,7 +122,8 @@ class Position:
     def moved(self, location: str, names: Sequence[str]) -> Position:
         """Return the same offsets on other topics, whose ids are not known yet; the topics correspond in order."""
         pairs = zip(sorted(self.topics), sorted(names), strict=True)
-        return Position(location, {new: replace(self.topics[old], id="") for old, new in pairs})
+        topics = {new: replace(self.topics[old], id="") for old, new in pairs}
+        return replace(self, location=location, topics=topics)
 
     def to_json(self) -> dict[str, Json]:
         """Return the position in the form of the checkpoint."""
@@ -135,6 +137,7 @@ class Position:
                 }
                 for name, topic in sorted(self.topics.items())
             },
+            **({"answered": list(self.answered)} if self.answered else {}),
         }
 
     @classmethod
@@ -149,7 +152,7 @@ class Position:
                 )
                 for name, topic in value["topics"].items()
             }
-            return cls(str(value["location"]), topics)
+            return cls(str(value["location"]), topics, tuple(str(one) for one in value.get("answered", ())))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DamagedError(f"a Kafka position is unreadable: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from firnline.ndjson.values import join_values
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.columns import Columns
 from firnline.sources.decoding import LineDecoder
+from firnline.sources.files.replayed import load_quarantined
 from firnline.sources.kafka.clients import describe_topics, lend_consumer, open_admin
 from firnline.sources.kafka.fetching import Wave, waves
 from firnline.sources.kafka.messages import KafkaReaderSettings, RangeInput, RangeOutcome
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Numbers = np.ndarray[Any, Any]
 
 VALUE_COLUMN = "value"  # of raw values
+_KEPT = ("topic", "partition", "offset")  # facts that are known of a record in quarantine, too
 HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 TYPES = {
     "key": pa.string(),
@@ -63,7 +65,8 @@ class KafkaReader(SplitReader):
 
     def __init__(self, settings: dict[str, Json], split: Split, ports: Mapping[str, Columns]) -> None:
         self._settings = KafkaReaderSettings.from_json(settings)
-        self._ranges = [RangeInput.from_json(item) for item in split.inputs]
+        self._ranges = [RangeInput.from_json(item) for item in split.inputs if "quarantine" not in item]
+        self._quarantined = [item for item in split.inputs if "quarantine" in item]
         self._columns = ports[MAIN_PORT]
         self._facts = pa.schema([(f"_{name}", self._type_of(name)) for name in self._settings.include])
 
@@ -72,7 +75,15 @@ class KafkaReader(SplitReader):
 
     def read(self, schemas: Mapping[str, pa.Schema], budget: Budget) -> Iterator[Sequence[Rows]]:
         self._outcomes: list[RangeOutcome] = []
+        self._replayed: list[dict[str, Json]] = []
         self._decoder = self._open_decoder(schemas[MAIN_PORT])
+        for item in self._quarantined:
+            yield from self._read_quarantined(item, budget)
+        if self._ranges:
+            yield from self._read_ranges(budget)
+            self._check_topics()
+
+    def _read_ranges(self, budget: Budget) -> Iterator[Sequence[Rows]]:
         with lend_consumer(self._settings.client) as consumer:
             for wave in waves(self._ranges):
                 if budget.is_full:
@@ -83,14 +94,38 @@ class KafkaReader(SplitReader):
                         break
                     yield from self._read_range(fetched, one, budget)
                 fetched.close()
-        self._check_topics()
+
+    def _read_quarantined(self, item: dict[str, Json], budget: Budget) -> Iterator[Sequence[Rows]]:
+        """Read quarantined records again, by their stored bytes. A failure is reported: they stay where they are."""
+        name = str(item["quarantine"])
+        lost = [fact for fact in self._settings.include if fact not in _KEPT]
+        if lost:
+            self._replayed.append({"quarantine": name, "failed": f"the {lost[0]} of its records is not kept there"})
+            return
+        try:
+            kept = load_quarantined(item, "")
+        except (OSError, pa.ArrowException, KeyError) as error:
+            self._replayed.append({"quarantine": name, "failed": f"cannot be read: {error}"})
+            return
+        for records in kept:
+            offsets = np.array([one.record for one in records.records], np.int64)
+            values: list[bytes | None] = [one.raw for one in records.records]
+            place = PartitionId.parse(records.file)
+            facts = _Facts(place.topic, place.number, offsets)
+            rows, counted, size_bytes = self._decode(records.file, values, facts, Checksum())
+            budget.records += counted
+            budget.bytes_read += size_bytes
+            budget.raw_bytes += size_bytes
+            yield [rows]
+        self._replayed.append({"quarantine": name, "failed": None})
 
     def end(self) -> SplitEnd:
         schema = self._decoder.schema
         for field in self._facts:
             schema = schema.append(field)
         columns = ReadColumns(schema, dict(self._decoder.kinds()))
-        return SplitEnd([outcome.to_json() for outcome in self._outcomes], {MAIN_PORT: columns})
+        outcomes = [*(outcome.to_json() for outcome in self._outcomes), *self._replayed]
+        return SplitEnd(outcomes, {MAIN_PORT: columns})
 
     def _open_decoder(self, schema: pa.Schema) -> _JsonValues | _AvroValues | _RawValues:
         """Return the decoder of values. Columns of facts never come from values."""
@@ -110,7 +145,11 @@ class KafkaReader(SplitReader):
             messages, at = wave.take(one, at, budget.records_left)
             if not messages:
                 continue
-            rows, counted, some_bytes = self._decode(one, messages, checksum)
+            library = load_library()
+            offsets = np.fromiter(map(library.Message.offset, messages), np.int64, len(messages))
+            place, values = PartitionId.parse(one.path), list(map(library.Message.value, messages))
+            facts = _Facts(place.topic, place.number, offsets, messages)
+            rows, counted, some_bytes = self._decode(one.path, values, facts, checksum)
             wave.learn_size(len(messages), some_bytes)
             last_epoch = messages[-1].leader_epoch()
             epoch = last_epoch if last_epoch is not None else epoch
@@ -124,34 +163,34 @@ class KafkaReader(SplitReader):
         self._check_replay(one, outcome)
         self._outcomes.append(outcome)
 
-    def _decode(self, one: RangeInput, messages: list[Message], checksum: Checksum) -> tuple[Rows, int, int]:
-        """Return the rows of messages, how many records they count as, and their size."""
-        library = load_library()
-        offsets = np.fromiter(map(library.Message.offset, messages), np.int64, len(messages))
-        values: list[bytes | None] = list(map(library.Message.value, messages))
+    def _decode(
+        self, path: str, values: list[bytes | None], facts: _Facts, checksum: Checksum
+    ) -> tuple[Rows, int, int]:
+        """Return the rows of values, how many records they count as, and their size."""
+        offsets = facts.offsets
         try:
             decoded, size_bytes = self._decoder.decode(values, offsets, checksum)
         except (UnexpectedFieldError, MismatchError) as error:
-            raise SchemaError(f"{one.path} offset {offsets[error.record]}: {error}", file=one.path) from error
+            raise SchemaError(f"{path} offset {offsets[error.record]}: {error}", file=path) from error
         batch, indices, bad = decoded.batch, decoded.record_numbers, list(decoded.bad)
         if self._facts.names:
-            batch, indices, wrong = self._add_facts(batch, indices, messages, values)
+            batch, indices, wrong = self._add_facts(batch, indices, facts, values)
             bad = sorted([*bad, *wrong], key=lambda item: item.record)
         bad = [replace(item, record=int(offsets[item.record]), line=int(offsets[item.record])) for item in bad]
         if bad and self._settings.on_bad_record == "fail":
-            raise BadRecordsError(f"{one.path} offset {bad[0].record}: {bad[0].reason}", file=one.path)
-        rescued = [replace(item, file=one.path) for item in decoded.rescued]
+            raise BadRecordsError(f"{path} offset {bad[0].record}: {bad[0].reason}", file=path)
+        rescued = [replace(item, file=path) for item in decoded.rescued]
         numbers = pa.array(offsets[indices.to_numpy()])
-        rows = Rows(one.path, batch, numbers, bad, rescued=rescued)
+        rows = Rows(path, batch, numbers, bad, rescued=rescued)
         return rows, batch.num_rows + len(bad), size_bytes
 
     def _add_facts(
-        self, batch: pa.RecordBatch, indices: pa.Array, messages: list[Message], values: Sequence[bytes | None]
+        self, batch: pa.RecordBatch, indices: pa.Array, facts: _Facts, values: Sequence[bytes | None]
     ) -> tuple[pa.RecordBatch, pa.Array, list[BadRecord]]:
         """Add the columns of facts. A record whose key is no text is bad."""
         columns, bad = {}, list[BadRecord]()
         for field, name in zip(self._facts, self._settings.include, strict=True):
-            columns[field.name] = _fact(name, field.type, messages)
+            columns[field.name] = facts.column(name, field.type)
         for name, column in columns.items():
             if name == "_key" and pa.types.is_string(self._facts.field("_key").type):
                 columns[name], wrong = _as_text(column)
@@ -275,22 +314,31 @@ def _join(values: Sequence[bytes | None]) -> tuple[Numbers, bytes]:
     return lengths, b"\n".join([value or b"" for value in values])
 
 
-def _fact(name: str, kind: pa.DataType, messages: list[Message]) -> pa.Array:
-    """Return a fact about each message."""
-    library = load_library()
-    count = len(messages)
-    if name == "key":
-        return pa.array(map(library.Message.key, messages), pa.binary())
-    if name == "timestamp":
-        times = np.fromiter((message.timestamp()[1] for message in messages), np.int64, count)
-        return pa.array(times * 1000, pa.int64(), mask=times < 0).cast(kind)
-    if name == "headers":
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is known about records beside their values. Without messages (in quarantine) only where they stand."""
+
+    topic: str
+    partition: int
+    offsets: Numbers
+    messages: list[Message] | None = None
+
+    def column(self, name: str, kind: pa.DataType) -> pa.Array:
+        """Return a fact about each record."""
+        if name == "offset":
+            return pa.array(self.offsets)
+        if name in ("topic", "partition"):
+            one = self.topic if name == "topic" else self.partition
+            return pa.repeat(pa.scalar(one, kind), len(self.offsets))
+        messages = self.messages
+        assert messages is not None
+        if name == "key":
+            return pa.array(map(load_library().Message.key, messages), pa.binary())
+        if name == "timestamp":
+            times = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
+            return pa.array(times * 1000, pa.int64(), mask=times < 0).cast(kind)
         found: Any = (message.headers() for message in messages)
         return pa.array([None if h is None else [{"name": n, "value": v} for n, v in h] for h in found], kind)
-    if name == "offset":
-        return pa.array(np.fromiter(map(library.Message.offset, messages), np.int64, count))
-    one = messages[0].topic() if name == "topic" else messages[0].partition()
-    return pa.repeat(pa.scalar(one, kind), count)
 
 
 def _as_text(keys: pa.Array) -> tuple[pa.Array, list[int]]:

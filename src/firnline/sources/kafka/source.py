@@ -41,6 +41,7 @@ from firnline.sources.kafka.messages import GAP_HINT, KafkaReaderSettings, Range
 from firnline.sources.kafka.options import KafkaSourceOptions
 from firnline.sources.kafka.planning import Bounds, find_gaps, share_tasks, skip_gaps, spread_pieces, take
 from firnline.sources.kafka.position import PartitionId, PartitionState, Position, Range
+from firnline.sources.replays import Replays, deal_again, replayed_record
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class KafkaSource(Source):
         self._ends: dict[PartitionId, int] | None = None  # once: where the partitions ended when the run began
         self._looked_at = float("-inf")
         self._committer: Any = None
+        self._replays = Replays()
         self._mean_bytes = 0.0
 
     @property
@@ -184,6 +186,9 @@ class KafkaSource(Source):
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         base = Position.from_json(position)
+        replayed = self._plan_replay(base, limits)
+        if replayed is not None:
+            return replayed
         if not self._has_news(self._with_starts(base)):
             return None
         view = self._look()
@@ -216,6 +221,34 @@ class KafkaSource(Source):
             size_bytes=int(records * self._mean_bytes),
             notes={"position": known.to_json(), **notes},
         )
+
+    def _plan_replay(self, base: Position, limits: Limits) -> SourcePlan | None:
+        """Return the slice of quarantined records that are to be read again; None if there are none."""
+        chosen = self._replays.choose(base.answered, limits.max_bytes) if not limits.any_age else None
+        if chosen is None:
+            return None
+        kept = (one for one in base.answered if one in self._replays)
+        answered = replace(base, answered=(*kept, *chosen.requests)).to_json()
+        return SourcePlan(
+            source=self.name,
+            base=answered,
+            splits=deal_again(chosen.inputs, limits.parallelism),
+            files=len(chosen.inputs),
+            size_bytes=sum(int(item["size_bytes"]) for item in chosen.inputs),
+            notes={"position": answered, "restarts": {}, "gaps": {}, "records": chosen.records},
+        )
+
+    def replay_quarantined(self, request: str, files: Sequence[Mapping[str, Json]], *, discard: bool) -> None:
+        self._replays.add(request, files, discard=discard)
+
+    def forget_requests(self, names: Iterable[str]) -> None:
+        self._replays.forget(names)
+
+    def answered(self, position: Json) -> frozenset[str]:
+        return frozenset(Position.from_json(position).answered)
+
+    def has_answered(self, plan: SourcePlan, request: str) -> bool:
+        return request in Position.from_json(plan.base).answered
 
     def _must_pin(self, base: Position, known: Position) -> bool:
         """Return whether an epoch without rows must record where topics begin: a later run has another `latest`."""
@@ -309,8 +342,8 @@ class KafkaSource(Source):
         before = Position.from_json(plan.notes["position"])
         ids = {name: topic.id for name, topic in before.topics.items()}
         read: dict[PartitionId, list[RangeOutcome]] = {}
-        for item in outcomes:
-            outcome = RangeOutcome.from_json(item)
+        failed = {str(item["quarantine"]): item["failed"] for item in outcomes if "quarantine" in item}
+        for outcome in (RangeOutcome.from_json(item) for item in outcomes if "quarantine" not in item):
             read.setdefault(PartitionId.parse(outcome.path), []).append(outcome)
         position, records = before, list[dict[str, Json]]()
         restarts, gaps = plan.notes["restarts"], plan.notes["gaps"]
@@ -339,11 +372,20 @@ class KafkaSource(Source):
         count = sum(int(one["records"]) for one in records)
         if count:
             self._mean_bytes = sum(int(one["size_bytes"]) for one in records) / count
-        return position.to_json(), records
+        for item in (item for split in plan.splits for item in split.inputs if "quarantine" in item):
+            reason = failed.get(str(item["quarantine"]), "not reached")
+            if reason is None:
+                records.append(replayed_record(item))
+            else:
+                facts = {"file": item["quarantine"], "reason": reason}
+                logger.warning("records not read again: they stay in quarantine", extra=facts)
+        return position.to_json(), [*plan.notes.get("records", ()), *records]
 
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
         known = Position.from_json(position)
-        for record in records:
+        named = [str(record["request"]) for record in records if "request" in record]
+        known = replace(known, answered=tuple(dict.fromkeys([*known.answered, *named])))
+        for record in (record for record in records if "ranges" in record):
             partition, topic_id = PartitionId.parse(str(record["path"])), str(record["topic_id"])
             topic = known.topics.get(partition.topic)
             state = known.of(partition) if topic is not None and topic.id in ("", topic_id) else None
@@ -359,16 +401,12 @@ class KafkaSource(Source):
         inputs = [
             RangeInput(
                 str(record["path"]), str(record["topic_id"]), int(start), int(end), -1, int(count), str(checksum)
-            )
+            ).to_json()
             for record in records
-            for start, end, _, count, checksum in record["ranges"]
+            for start, end, _, count, checksum in record.get("ranges", ())
         ]
-        tasks = max(1, min(parallelism, len(inputs)))
-        size = -(-len(inputs) // tasks)
-        splits = [
-            Split([one.to_json() for one in inputs[at : at + size]], NO_LIMIT, NO_LIMIT, NO_LIMIT)
-            for at in range(0, len(inputs), size or 1)
-        ]
+        inputs += [one for one in records if one.get("status") == "replayed" and not one.get("discarded")]
+        splits = deal_again(inputs, parallelism)
         known = Position.from_json(position).to_json()
         notes = {"position": known, "restarts": {}, "gaps": {}}
         size_bytes = sum(int(record.get("size_bytes", 0)) for record in records)
@@ -411,7 +449,7 @@ class KafkaSource(Source):
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
     ) -> list[str]:
-        wanted = [record for record in records if record["ranges"]]
+        wanted = [record for record in records if record.get("ranges")]  # others were read from the quarantine
         if not wanted:
             return []
         partitions = sorted({PartitionId.parse(str(record["path"])) for record in wanted})
