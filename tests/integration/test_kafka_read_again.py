@@ -154,9 +154,10 @@ def test_the_ledger_tells_what_was_read_again(kafka: KafkaServer, tmp_path: Path
     [request] = open_pipeline(today).requests.load()
     run(today)
     pipeline = open_pipeline(today)
-    entry = pipeline.ledger.load(pipeline.load().entry)
-    source, records = pipeline.sources["events"], entry.inputs["events"]
+    newest = pipeline.load().entry
     assert then is not None
+    assert newest is not None
+    source, records = pipeline.sources["events"], pipeline.ledger.load(newest).inputs["events"]
     assert source.answered(source.replay(then.positions["events"], records)) == {request.id}
     again = source.replan(then.positions["events"], records, 2)
     assert sum(int(item["to"]) for split in again.splits for item in split.inputs if "quarantine" in item) == 3
