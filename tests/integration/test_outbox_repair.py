@@ -20,7 +20,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.run.progress import Progress
 from firnline.run.rerun import Rerun
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sinks.outbox_rows import OutboxStager
+from firnline.sinks.outbox_rows import OpenFile, OutboxStager
 from firnline.sinks.row_checksum import ROWS_CHECKSUM
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.kafka.options import KafkaSourceOptions
@@ -139,8 +139,8 @@ def test_rows_of_an_older_version_are_not_made_again(
 ) -> None:
     describe = OutboxStager._describe
 
-    def without_checksum(self: OutboxStager, name: str, data: bytes) -> dict[str, Json]:
-        return {key: value for key, value in describe(self, name, data).items() if key != ROWS_CHECKSUM}
+    def without_checksum(self: OutboxStager, file: OpenFile) -> dict[str, Json]:
+        return {key: value for key, value in describe(self, file).items() if key != ROWS_CHECKSUM}
 
     monkeypatch.setattr(OutboxStager, "_describe", without_checksum)
     lag(options, sample, tmp_path)

@@ -26,9 +26,9 @@ DURABLE_METHODS = {
 BETWEEN_POINTS = {
     "storage.py:fsync_path": "a part of put, of a staged file's close and of a commit's sync",
     "storage.py:_link_new": "called by LocalStorage._put between storage.put.before and .after",
-    "storage.py:_DurableFile.__init__": "opened by LocalStorage.create, between stage.file.before and .after",
-    "storage.py:_DurableFile.close": "closed by ParquetStager._finish, before stage.file.after",
-    "storage.py:ObjectStorage.create": "called by ParquetStager._open, between stage.file.before and .after",
+    "storage.py:_DurableFile.__init__": "opened by LocalStorage.create, between the points of a stager",
+    "storage.py:_DurableFile.close": "closed by a stager, before stage.file.after or outbox.write.after",
+    "storage.py:ObjectStorage.create": "called by stagers, between stage.file or outbox.write .before and .after",
     "stores/file.py:FileStore._write_temporary": "called by _link_new; a temporary file says nothing",
     "stores/file.py:FileStore._hint": "a hint, written after store.put.after: a kill there leaves it stale",
     "stores/file.py:FileStore._sweep": "temporary files of killed writers say nothing",

@@ -31,7 +31,7 @@ from firnline.jobs.fold_job import FoldReport, FoldTask
 from firnline.operators.base import LATE, MAIN, Assigned, Batch, EpochContext, Indices, Operator, Result
 from firnline.operators.columns import align, late_rows, micros
 from firnline.operators.loading import build_operator
-from firnline.sinks.registry import open_stagers
+from firnline.sinks.registry import close_stagers, open_stagers
 from firnline.state.columns import Layout, nulls
 from firnline.state.keys import Located, distinct, encode_keys, key_family, locate
 from firnline.state.lookup import by_slots, lookup
@@ -245,7 +245,7 @@ class _Shard:
                     stager.write(batch)
                 for exchange in exchanges:
                     exchange.write(batch)
-            self._staged |= {sink: stager.close() for sink, stager in stagers.items()}
+            self._staged |= close_stagers(stagers)
             self._exchanged |= {exchange.edge.name: exchange.close() for exchange in exchanges}
             self._tally.out[port] = sum(b.num_rows for b in batches)
 

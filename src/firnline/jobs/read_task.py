@@ -27,7 +27,7 @@ from firnline.names import quarantine_name
 from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, json_field
 from firnline.sinks.base import Stager
-from firnline.sinks.registry import open_stagers
+from firnline.sinks.registry import close_stagers, open_stagers
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.decoding import find_rows
@@ -100,7 +100,7 @@ class _Attempt:
             self._write(group)
         ports = self._ports
         return ReadReport(
-            staged={sink: stager.close() for port in ports.values() for sink, stager in port.stagers.items()},
+            staged=close_stagers({sink: s for port in ports.values() for sink, s in port.stagers.items()}),
             exchanged={e.edge.name: e.close() for port in ports.values() for e in port.exchanges},
             end=self._end(reader),
             rows={name: port.rows for name, port in ports.items()},

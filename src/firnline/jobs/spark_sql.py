@@ -128,7 +128,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
         from firnline.exchange import ExchangeWriter
         from firnline.jobs.heartbeat import pinging
         from firnline.operators.columns import align
-        from firnline.sinks.registry import open_stagers
+        from firnline.sinks.registry import close_stagers, open_stagers
 
         freeze_imports()
         context = TaskContext.get()
@@ -148,7 +148,7 @@ def _writer_of(task: SqlTask, schema: pa.Schema) -> Any:
                         stager.write(fitted)
                     for exchange in exchanges:
                         exchange.write(fitted)
-                staged = {sink: stager.close() for sink, stager in stagers.items()}
+                staged = close_stagers(stagers)
                 exchanged = {exchange.edge.name: exchange.close() for exchange in exchanges}
         except StagingError as error:
             for stager in stagers.values():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import unquote
 
 from isal import isal_zlib
@@ -17,12 +18,48 @@ from isal import isal_zlib
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.names import outbox_folder, rebuilt_key
-from firnline.storage import Storage
+from firnline.storage import Storage, Writable
 from firnline.types import Json
 
 CHUNK_BYTES = 4 * 1024 * 1024
 _READERS = 16
 KEY = "outbox"  # of a staged file: its key in the deciding table's storage, until it is copied
+
+
+class CountedStream:
+    """A stream that counts its bytes; the part of a file that Arrow's writers need."""
+
+    def __init__(self, stream: Writable) -> None:
+        self._stream = stream
+        self._written = 0
+        self.crc32 = 0  # of everything written; cheap compared to encoding
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        self.crc32 = isal_zlib.crc32(data, self.crc32)
+        self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        return self._written
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        """Do nothing: durable on close."""
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._stream.close()
 
 
 def without_outbox(files: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
@@ -131,12 +168,12 @@ def _is_there(table: Storage, file: dict[str, Json]) -> bool:
     return True
 
 
-def read_checked(storage: Storage, key: str, file: dict[str, Json]) -> Iterator[bytes]:
+def read_checked(storage: Storage, key: str, file: dict[str, Json], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yield the bytes of a file. Raises DamagedError at their end if they differ from what was staged."""
     stream = storage.open_read(key)
     try:
         crc32, size = 0, 0
-        while data := stream.read(CHUNK_BYTES):
+        while data := stream.read(chunk_bytes):
             crc32, size = isal_zlib.crc32(data, crc32), size + len(data)
             yield data
     finally:

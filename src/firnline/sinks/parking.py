@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from firnline.faults import fault_point
 from firnline.names import parked_name
 from firnline.sinks.base import Sink
-from firnline.sinks.outbox_rows import OutboxStager, read_outbox
+from firnline.sinks.outbox_rows import OpenFile, OutboxStager, read_outbox
 from firnline.sinks.registry import PARKED, open_stager
 from firnline.storage import Storage
 from firnline.types import Json
@@ -33,8 +33,8 @@ class ParkingStager(OutboxStager):
     def _name(self) -> str:
         return parked_name(self._attempt, uuid.uuid4().hex)
 
-    def _describe(self, name: str, data: bytes) -> dict[str, Json]:
-        return {**super()._describe(name, data), PARKED: True, SHAPE: self._shape}
+    def _describe(self, file: OpenFile) -> dict[str, Json]:
+        return {**super()._describe(file), PARKED: True, SHAPE: self._shape}
 
 
 def parked_target(

@@ -14,7 +14,8 @@ Such a module imports the others of its folder on demand, and has four functions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from firnline.errors import ConfigError, FirnlineError
@@ -87,6 +88,19 @@ def open_stagers(targets: Iterable[dict[str, Json]], attempt: str) -> dict[str, 
         shared = shared or stager if is_shared else shared
         stagers[str(target["sink"])] = stager
     return stagers
+
+
+def close_stagers(stagers: Mapping[str, Stager]) -> dict[str, list[dict[str, Json]]]:
+    """Close the stagers of a task; return what each staged. The outbox is written meanwhile, in a thread beside."""
+    from firnline.sinks.outbox_rows import OutboxStager, SharedStager
+
+    beside = {sink: stager for sink, stager in stagers.items() if isinstance(stager, OutboxStager | SharedStager)}
+    if not beside or len(beside) == len(stagers):
+        return {sink: stager.close() for sink, stager in stagers.items()}
+    with ThreadPoolExecutor(1, thread_name_prefix="firnline outbox") as pool:
+        coming = {sink: pool.submit(stager.close) for sink, stager in beside.items()}
+        staged = {sink: stager.close() for sink, stager in stagers.items() if sink not in beside}
+        return {sink: coming[sink].result() if sink in coming else staged[sink] for sink in stagers}
 
 
 def open_stager(target: dict[str, Json], attempt: str) -> Stager:

@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from isal import isal_zlib
 
 from firnline.faults import fault_point
 from firnline.names import changes_folder, data_name
 from firnline.sinks.base import Stager
 from firnline.sinks.delta.stats import file_stats
 from firnline.sinks.outbox import KEY as OUTBOX
+from firnline.sinks.outbox import CountedStream
 from firnline.storage import Storage, Writable, open_storage
 from firnline.types import Json
 
@@ -199,15 +199,12 @@ class ParquetStager(Stager):
         partition.file = None
 
 
-class _Counted:
-    """A stream that counts its bytes; the part of a file that ParquetWriter needs."""
+class _Counted(CountedStream):
+    """Also takes the checksum of the footer of a Parquet file."""
 
     def __init__(self, stream: Writable) -> None:
-        self._stream = stream
-        self._written = 0
+        super().__init__(stream)
         self._footer: Any = None
-        self.crc32 = 0  # of everything written; cheap compared to encoding
-        self.closed = False
 
     def begin_footer(self) -> None:
         """Mark the start of the footer, after all row groups."""
@@ -217,32 +214,9 @@ class _Counted:
         return str(self._footer.hexdigest())
 
     def write(self, data: Any) -> int:
-        self._stream.write(data)
-        self.crc32 = isal_zlib.crc32(data, self.crc32)
         if self._footer is not None:
             self._footer.update(data)
-        self._written += len(data) if isinstance(data, bytes) else memoryview(data).nbytes
-        return self._written
-
-    def tell(self) -> int:
-        return self._written
-
-    def flush(self) -> None:
-        """Do nothing: durable on close."""
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._stream.close()
+        return super().write(data)
 
 
 def repetitive_columns(table: pa.Table) -> list[str]:

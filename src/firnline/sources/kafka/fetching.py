@@ -69,6 +69,7 @@ class Wave:
                       library.KafkaError._LOG_TRUNCATION)  # fmt: skip
         self._partitions = {PartitionId.parse(one.path).number: one for one in ranges}
         self._waiting = {number: _Waiting() for number in self._partitions}
+        self._left = sum(one.end - one.start for one in ranges)  # records that may still come, of all ranges
         self._held_bytes = 0
         self._mean_bytes = 0.0
         topic = PartitionId.parse(ranges[0].path).topic
@@ -103,7 +104,7 @@ class Wave:
                     f"{one.end} (brokers {self._brokers})",
                     hint="Check that the brokers can be reached, then run again; nothing was lost.",
                 )
-            self._poll(number, one.end - at)
+            self._poll(number, one.end - at if len(self._partitions) == 1 else self._left)
         messages = mine.messages.pop(0)
         if len(messages) > most:
             mine.messages.insert(0, messages[most:])
@@ -127,11 +128,14 @@ class Wave:
             self._mean_bytes = size_bytes / records
 
     def _poll(self, wanted: int, left: int) -> None:
+        """Wait for messages, at most as many as are `left`, and keep those of the range that is wanted, or of all."""
         most = int(BATCH_BYTES / self._mean_bytes) + 1 if self._mean_bytes else FIRST_RECORDS
-        most = min(BATCH_RECORDS, max(1, most), left) if len(self._partitions) == 1 else min(BATCH_RECORDS, most)
+        # The call waits for as many as it is asked for. Records beyond a range may have come in place of some.
+        most = min(BATCH_RECORDS, most, left if left > 0 else FIRST_RECORDS)
         messages = self._consumer.consume(most, POLL_SECONDS)
         if not messages:
             return
+        self._left -= len(messages)
         if any(message.error() is not None for message in messages):
             kept = []
             for message in messages:
