@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -12,12 +13,14 @@ from typing import Any
 import fastavro
 import pytest
 
+from firnline.cli.main import run_command
 from firnline.errors import ConfigError, SourceError
 from firnline.history.quarantine import load_quarantine
 from firnline.options import BatchOptions, FieldOptions, PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.kafka.options import KafkaSourceOptions
+from firnline.spec.build import load_options
 from firnline.testing.local import run_locally
 from firnline.testing.sources import AddRecords, SourceConformance, SourceDriver
 from tests.support.duck import execute
@@ -225,3 +228,32 @@ def test_a_registry_that_is_away_delays_and_quarantines_nothing(
     assert run_locally(options).exit_code == 0
     assert rows_of(tmp_path / "t", "id") == [(1,)]
     assert quarantined(options) == {}
+
+
+def test_a_spec_with_a_login_is_sampled_and_shows_no_secret(
+    kafka: KafkaServer,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic, registry.authorization = kafka.new_topic(), "Bearer hidden-word"
+    first, second = registry.add(FIRST), registry.add(SECOND)
+    kafka.produce(topic, [avro(first, FIRST, order(1)), avro(second, SECOND, order(2, note="n")), b"broken"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGISTRY_TOKEN", "hidden-word")
+    access = f"registry: {{url: '{registry.url}', token: '${{env:REGISTRY_TOKEN}}'}}"
+    (tmp_path / "firnline.yml").write_text(
+        f"name: p\nsources:\n  orders: {{type: kafka, brokers: '{kafka.bootstrap}', topics: [{topic}], value: avro, "
+        f"{access}}}\nsinks:\n  - {{name: out, type: delta, table: t}}\n"
+        f"  - {{name: copy, type: kafka, brokers: '{kafka.bootstrap}', topic: {topic}, value: avro, {access}}}\n"
+    )
+    assert run_command(["dry-run", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    columns = {column["name"]: column["type"] for column in found["schema"]}
+    assert columns == {"id": "int64", "price": "decimal(9,2)", "tags": "list<string>", "note": "string"}
+    assert (found["sample"]["records"], found["sample"]["bad"]) == (3, 1)
+    assert "hidden-word" not in shown.out + shown.err
+    options = load_options(environ={"REGISTRY_TOKEN": "hidden-word"}, cwd=tmp_path)
+    assert "hidden-word" not in repr(options)

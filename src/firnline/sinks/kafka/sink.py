@@ -99,6 +99,10 @@ class KafkaSink(Follower):
         if generation is None:
             raise ConfigError(f"sink {self.name!r} cannot decide", hint="List a Delta table before it.")
         self._known = None
+        if self._kafka.value == "avro":
+            from firnline.avro.decode import warm_up
+
+            warm_up()  # once per installation: the tasks of lanes find the compiled code
         self._check_not_newer(generation)
         self._check_timeout()
         self._cluster.ensure_lanes(self._kafka.lanes)
