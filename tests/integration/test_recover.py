@@ -226,6 +226,21 @@ def test_a_sink_that_cannot_be_read_must_be_left(options: PipelineOptions, sampl
     assert held(tmp_path) == [sample.ids, sample.ids - missing]
 
 
+@pytest.mark.parametrize("lose", [lose_journal, lose_home])
+def test_a_sink_that_lost_its_head_gets_everything_again_or_is_set_aside(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path, lose: Any
+) -> None:
+    make_epochs(sample, options, 2)
+    run_until_in_sync(options)
+    lose(tmp_path)
+    (tmp_path / "two.db").unlink()
+    kept = lose is lose_journal  # and with it the outbox
+    assert fates(recover(options, **ALL)) == {"one": "in sync", "two": "catches up" if kept else "set aside"}
+    make_epochs(sample, options, 1, first=30)
+    run_until_in_sync(options)
+    assert held(tmp_path) == [sample.ids, sample.ids if kept else Counter()]
+
+
 def test_a_part_of_an_epoch_is_finished_or_refused(
     options: PipelineOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
