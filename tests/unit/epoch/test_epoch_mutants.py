@@ -182,7 +182,9 @@ MUTANTS = {
     "nothing to do, though a sink lags": Mutant(
         CRASH, "return bool(state.slots) or lags or", "return bool(state.slots) or"
     ),
-    "nothing to do, though an epoch is not recorded": Mutant(CRASH, "or state.recorded < state.settled or", "or"),
+    "nothing to do, though an epoch is not recorded": Mutant(
+        CRASH, "owes = state.recorded < state.settled or ", "owes = "
+    ),
     "an answer is taken twice": Mutant(
         FAULT,
         "case m.Committed(sink, epoch, attempt, committed) if epoch == known.epoch + 1:",
