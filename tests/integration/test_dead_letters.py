@@ -243,3 +243,23 @@ def test_a_row_on_which_the_condition_fails_is_a_bad_row_and_its_value_stays_hid
     run_to_end(corrected(options, on_bad_row="dead_letter"))
     assert sqlite_ids(tmp_path / "copy.db") == Counter(wanted)
     assert "topsecret" not in caplog.text + str(result.error) + json.dumps(found)
+
+
+@pytest.mark.parametrize("runs_first", [True, False])
+def test_letters_go_with_a_sink_that_is_renamed(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path, runs_first: bool
+) -> None:
+    """Under every name that it has had: one that is written under the second name is answered under the third."""
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    second = corrected(options, name="second", renamed_from="copy", refused=13)
+    sample.add("f2.json", 10)
+    run_to_end(second)
+    third = corrected(options, name="third", renamed_from="copy")
+    if runs_first:
+        run_to_end(third)
+    assert [(one["sink"], one["values"]["id"]) for one in letters(third)] == [("third", 3), ("third", 13)]
+    assert retry(third) == 2
+    assert letters(options) == letters(second) == letters(third) == []
+    run_to_end(third)
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids

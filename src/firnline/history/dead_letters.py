@@ -23,7 +23,7 @@ class LetterFilter:
 
     def select(self, file: LetterFile) -> list[int]:
         """Return the places in a file of the letters that are meant."""
-        if (self.sink is not None and file.sink != self.sink) or self.epoch not in (None, file.epoch):
+        if self.epoch not in (None, file.epoch):
             return []
         text = (self.reason or "").casefold()
         return [place for place, letter in enumerate(file.letters) if text in letter.reason.casefold()]
@@ -32,10 +32,20 @@ class LetterFilter:
 EVERYTHING = LetterFilter()
 
 
-def letter_sinks(pipeline: OpenPipeline) -> list[str]:
-    """Return the names of the sinks that have files of dead letters."""
+def letter_sinks(pipeline: OpenPipeline) -> dict[str, str]:
+    """Return the sinks that have files of dead letters: by the names that their targets know, those of the spec.
+
+    Files lie under the name that the target knows, which a rename does not change.
+    """
     keys = list_dead_letters(pipeline.storage, pipeline.options.name)
-    return sorted({key.split("/")[-2] for key in keys})
+    names = {one.head_name: one.name for one in pipeline.options.followers}
+    return {head: names.get(head, head) for head in sorted({key.split("/")[-2] for key in keys})}
+
+
+def known_by_spec(pipeline: OpenPipeline, known: Mapping[str, KnownSink]) -> dict[str, KnownSink]:
+    """Return what is known of followers by the names that they have in the spec now."""
+    names = {one.head_name: one.name for one in pipeline.options.followers}
+    return {names.get(one.head_name, name): one for name, one in known.items()}
 
 
 def find_letters(
@@ -43,10 +53,11 @@ def find_letters(
 ) -> dict[str, dict[str, tuple[LetterFile, list[int]]]]:
     """Return the letters that are meant and not answered: by sink and by key, the file and the places in it."""
     found: dict[str, dict[str, tuple[LetterFile, list[int]]]] = {}
-    for sink in letter_sinks(pipeline):
+    known = known_by_spec(pipeline, known)
+    for head, sink in letter_sinks(pipeline).items():
         if wanted.sink is not None and sink != wanted.sink:
             continue
-        files = load_letter_files(pipeline.storage, pipeline.options.name, sink, known.get(sink))
+        files = load_letter_files(pipeline.storage, pipeline.options.name, head, known.get(sink))
         chosen = {key: (file, places) for key, file in files.items() if (places := wanted.select(file))}
         if chosen:
             found[sink] = chosen
@@ -76,9 +87,10 @@ def load_dead_letters(pipeline: OpenPipeline, wanted: LetterFilter = EVERYTHING)
 def count_letters(pipeline: OpenPipeline, known: Mapping[str, KnownSink]) -> dict[str, int | None]:
     """Return how many dead letters each sink has that are not answered; None if a file of them is damaged."""
     counts: dict[str, int | None] = {}
-    for sink in letter_sinks(pipeline):
+    known = known_by_spec(pipeline, known)
+    for head, sink in letter_sinks(pipeline).items():
         try:
-            files = load_letter_files(pipeline.storage, pipeline.options.name, sink, known.get(sink))
+            files = load_letter_files(pipeline.storage, pipeline.options.name, head, known.get(sink))
             counts[sink] = sum(len(file.letters) for file in files.values())
         except DamagedError:
             counts[sink] = None

@@ -553,14 +553,10 @@ class Follower(Sink):
     def _delivery(self, commit: EpochCommit, head: FollowerHead, run_tasks: RunTasks | None) -> EpochDelivery:
         assert self.context.outbox is not None
         checkpoint = commit.checkpoint
-        letters = [
-            DeadLetters(self.outbox, self.context.pipeline, name, checkpoint.epoch, checkpoint.attempt)
-            for name in (self.name, self.former_name)
-            if name and commit.files
-        ]
+        letters = DeadLetters(self.outbox, self.context.pipeline, self.head_name, checkpoint.epoch, checkpoint.attempt)
         # Whatever the spec says now: a row that is a dead letter of this epoch stays one.
-        dead = frozenset(row for of_name in letters for row in of_name.load_rows())
-        may_refuse = bool(letters) and self._options.on_bad_row == "dead_letter"
+        dead = letters.load_rows() if commit.files else frozenset[int]()
+        may_refuse = bool(commit.files) and self._options.on_bad_row == "dead_letter"
         rows = EpochRows(
             pipeline=self.context.pipeline,
             sink=self.name,
@@ -573,7 +569,7 @@ class Follower(Sink):
             shape=RowShape.from_json(commit.shape["rows"]) if "rows" in commit.shape else RowShape.of(self._options),
             dead=dead,
         )
-        return EpochDelivery(commit, rows, head, run_tasks, letters[0] if may_refuse else None)
+        return EpochDelivery(commit, rows, head, run_tasks, letters if may_refuse else None)
 
     def _require_claim(self) -> FollowerHead:
         """Return the head.

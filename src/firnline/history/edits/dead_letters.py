@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, FirnlineError
-from firnline.history.dead_letters import EVERYTHING, LetterFilter, find_letters, letter_sinks
+from firnline.history.dead_letters import EVERYTHING, LetterFilter, find_letters, known_by_spec, letter_sinks
 from firnline.history.store import on_record
 from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
@@ -98,7 +98,7 @@ class LetterEdit:
             head = pipeline.deciding.load()
             known = known_sinks(head.checkpoint)
             sinks = letter_sinks(pipeline)
-            self._settle({name: one for name, one in known.items() if name in sinks}, head.epoch)
+            self._settle({name: one for name, one in known.items() if one.head_name in sinks}, head.epoch)
             entry, after = self._entry(head, generation, run)
             answered[:] = [(self._plan(head), after)]
             return entry, pipeline.deciding.load_committed()
@@ -116,12 +116,12 @@ class LetterEdit:
         return replace(plan, new_epoch=receipt.epoch), receipt
 
     def _settle(self, known: dict[str, KnownSink], epoch: int) -> None:
-        for sink, one in known.items():
-            settle(self._pipeline.storage, self._pipeline.options.name, sink, one, epoch)
+        for one in known.values():
+            settle(self._pipeline.storage, self._pipeline.options.name, one.head_name, one, epoch)
 
     def _find(self, head: Head) -> dict[str, _Chosen]:
-        known, wanted = known_sinks(head.checkpoint), self._wanted.sink
-        names = known.keys() | set(letter_sinks(self._pipeline))
+        known, wanted = known_by_spec(self._pipeline, known_sinks(head.checkpoint)), self._wanted.sink
+        names = known.keys() | set(letter_sinks(self._pipeline).values())
         if wanted is not None and wanted not in names:
             raise ConfigError(f"the pipeline delivers to no sink {wanted!r}", hint=suggest(wanted, sorted(names)))
         found = find_letters(self._pipeline, known, self._wanted)
@@ -148,7 +148,7 @@ class LetterEdit:
         checkpoint = edit_checkpoint(
             pipeline, head.checkpoint, head.checkpoint, epoch=head.epoch + 1, generation=generation, run=run
         )
-        known = known_sinks(head.checkpoint)
+        known = known_by_spec(pipeline, known_sinks(head.checkpoint))
         staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
         schemas: dict[str, list[dict[str, Json]]] = {}
         shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
@@ -159,12 +159,13 @@ class LetterEdit:
                 schemas[sink] = schema_to_json(schema)
                 shapes[sink] = {**shapes[sink], "rows": RowShape().to_json()}  # the rows have their shape
             rows = {key: [file.letters[place].row for place in places] for key, (file, places) in files.items()}
-            Answers(pipeline.options.name, sink, checkpoint.epoch, checkpoint.attempt, self._action, rows).put(
-                pipeline.storage
-            )
             one = known.get(sink) or KnownSink(
                 "", born=0, held=head.epoch, head_name=sink
             )  # forgotten: nothing is delivered again
+            answers = Answers(
+                pipeline.options.name, one.head_name, checkpoint.epoch, checkpoint.attempt, self._action, rows
+            )
+            answers.put(pipeline.storage)
             after[sink] = replace(one, answers=checkpoint.attempt)
             if sink in known:
                 known[sink] = after[sink]

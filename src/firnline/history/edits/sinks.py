@@ -95,7 +95,7 @@ class SinkEdit:
             head = pipeline.deciding.load()
             known = known_sinks(head.checkpoint).get(self._name)
             if known is not None:  # what it remembers of answered dead letters goes with it
-                settle(pipeline.storage, pipeline.options.name, self._name, known, head.epoch)
+                settle(pipeline.storage, pipeline.options.name, known.head_name, known, head.epoch)
             entry = self._entry(head, generation, run, tell)
             rows[:] = [sum(int(file["rows"]) for file in entry.staged.get(self._name, []))]
             return entry, pipeline.deciding.load_committed()
