@@ -25,6 +25,7 @@ from firnline.sinks.follower import COPY
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, open_in, rows
 from tests.support.postgres_sink import read_all_letters
+from tests.support.s3 import new_bucket, s3_options
 
 
 @pytest.fixture
@@ -410,3 +411,18 @@ def test_a_rollback_waits_for_a_part_that_went_back(lake: Path, ledger: Ledger) 
     shutil.rmtree(lake / "eu")
     _, refused = run.sink.plan_return(1, ())
     assert "lost epoch 3" in refused[0].message
+
+
+@pytest.mark.s3
+def test_the_tables_may_lie_in_a_bucket(s3: str, ledger: Ledger) -> None:
+    bucket, storage_options = new_bucket(s3), s3_options(s3)
+    options = DeltaPartsOptions("copy", f"s3://{bucket}/{{region}}", storage_options=storage_options)
+    run = SinkDriver(lambda context: open_delta(options, context), ledger, generation=1)
+    run.apply(of("eu", 1) + of("us", 2))
+    run.apply(of("eu", 3))
+    tables = run.sink.find_parts()
+    assert tables == [f"s3://{bucket}/eu", f"s3://{bucket}/us"]
+    found = [
+        DeltaTable(table, storage_options=storage_options).to_pyarrow_table()["id"].to_pylist() for table in tables
+    ]
+    assert [sorted(ids) for ids in found] == [[1, 3], [2]]

@@ -427,7 +427,7 @@ def test_an_epoch_whose_rows_were_removed_is_no_way_back(postgres: str, ledger: 
     run.edit(run.stage_edit("rollback", to_epoch=1), RestoreVersion(1))
     run.apply(rows(5))  # epoch 5
     for gone in (2, 3):
-        with pytest.raises(RollbackRefusedError, match="removed epochs 2 to 3"):
+        with pytest.raises(RollbackRefusedError, match="removed the rows of epochs 2 to 3"):
             run.sink.version_of(gone)
         with pytest.raises(RollbackRefusedError):
             run.sink.edit(run.stage_edit("rollback", to_epoch=gone), RestoreVersion(gone), run.entry)

@@ -55,6 +55,15 @@ def test_broken_templates_are_refused(table: str) -> None:
     assert "is no template" in refusal({"table": table})
 
 
+@pytest.mark.parametrize("table", ["/{region}", "s3://{bucket}/lake", "s3://lake-{region}/orders", "s3://b/{region}"])
+def test_a_template_needs_a_folder_of_its_own(table: str) -> None:
+    if table == "s3://b/{region}":
+        sink = built({"table": table}).sinks[0]
+        assert (sink.root, sink.template) == ("s3://b", "{region}")
+    else:
+        assert "needs a folder, or a bucket" in refusal({"table": table})
+
+
 @pytest.mark.parametrize(
     ("template", "other", "taken"),
     [

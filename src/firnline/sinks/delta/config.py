@@ -123,8 +123,9 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
             raise fail("not with a template in table", wrong[0])
         if wrong:
             raise fail("only with a template in table, such as lake/{region}", wrong[0])
-        if columns and not self.table.partition("{")[0].strip("/"):
-            raise fail("a template needs a folder that all its tables lie in", "table")
+        root = self.table.partition("{")[0].rpartition("/")[0]
+        if columns and not re.match(r"[a-z0-9+.-]+://[^/]|/+[^/]", root):
+            raise fail("a template needs a folder, or a bucket, that all its tables lie in", "table")
         self.check_delivered("table", columns)
         self.check_delivered("partition_by", self.partition_by)
         self.check_delivered("sequence_by", [self.sequence_by] if self.sequence_by else [])
