@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import FirnlineError
+from firnline.history.edits.rollback import Rollback
 from firnline.jobs.dataflow import dataflow_of
 from firnline.jobs.epoch_job import EpochJobs
 from firnline.jobs.heartbeat import WorkerLosses
@@ -115,6 +116,21 @@ def test_a_rebuilt_file_that_rots_is_made_again(options: PipelineOptions, sample
     (tmp_path / f"other.db{DOWN}").unlink()
     run_to_end(both)
     assert sqlite_ids(tmp_path / "copy.db") == sqlite_ids(tmp_path / "other.db") == sample.ids
+
+
+def test_rows_before_a_rollback_are_made_again_when_the_sink_is_joined(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("a.json", 10)
+    run_to_end(options)
+    lag(options, sample, tmp_path)
+    (tmp_path / f"copy.db{DOWN}").touch()
+    Rollback(open_pipeline(options), 2, leave=["copy"]).perform("person")
+    (tmp_path / f"copy.db{DOWN}").unlink()
+    for path in outbox_files(tmp_path / "table"):
+        flip(path)
+    run_to_end(options)
+    assert sqlite_ids(tmp_path / "copy.db") == table_ids(tmp_path / "table") == sample.ids
 
 
 def test_rows_of_a_changed_input_do_not_count(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:

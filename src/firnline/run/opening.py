@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from firnline.errors import (
     DecidingSinkError,
     FirnlineError,
     LedgerHoleError,
+    OutboxDamagedError,
     SinkDivergedError,
     SinkError,
     StoreAheadError,
@@ -23,11 +25,13 @@ from firnline.errors import (
 from firnline.graph import decided_input, find_source, operator_ports, sink_input
 from firnline.names import GENERATION_LEAP
 from firnline.options import PipelineOptions
+from firnline.run.commits import staged_for
 from firnline.run.fill import check_new, decide_fills, find_new
 from firnline.run.followers import begins_now, join
 from firnline.run.joining import ahead_of, check_new_sinks, prove_on_chain
 from firnline.run.outbox import count_spare
 from firnline.run.progress import Base
+from firnline.run.rerun import Rerun
 from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.run.steps import RunContext
 from firnline.sinks.base import Head, Sink
@@ -261,10 +265,21 @@ class Opening:
         )
 
     def join(self, name: str) -> m.Event:
-        """Register our generation in a further sink and apply the history edits that it lacks."""
-        head, generation = self._progress.head, self._progress.generation
-        sink = self._pipeline.sink(name)
-        return m.Joined(name, join(self._pipeline, sink, self._run, generation, head, self._jobs.run_tasks))
+        """Register our generation in a further sink and apply the history edits that it lacks.
+
+        Epochs before an edit are delivered on the way; rows of them that are damaged in the outbox are made again.
+        """
+        head, sink = self._progress.head, self._pipeline.sink(name)
+        register = partial(join, self._pipeline, sink, self._run, self._progress.generation, head, self._jobs.run_tasks)
+        try:
+            return m.Joined(name, register())
+        except OutboxDamagedError as error:
+            logger.warning("outbox damaged", extra={"sink": name, "reason": error.message})
+            rerun = Rerun(self._pipeline, self._progress, self._jobs)
+            for entry, _ in ahead_of(self._pipeline, head.entry, sink.load().epoch, name):
+                if not entry.is_history_edit:
+                    rerun.repair(sink, entry, staged_for(entry, sink))
+        return m.Joined(name, register())
 
     def _set_tip(self, held: Head) -> Base:
         """Use the deciding sink's head as the base of the next plan."""
