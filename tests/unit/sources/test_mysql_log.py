@@ -167,7 +167,7 @@ def _write(value: Any) -> tuple[int, bytes]:
             size >>= 7
             if not size:
                 return binary_json.STRING, length + data
-    members = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    members: list[tuple[Any, Any]] = list(value.items() if isinstance(value, dict) else enumerate(value))
     head = 8 + len(members) * (5 + (6 if isinstance(value, dict) else 0))
     keys, body, entries = b"", b"", b""
     if isinstance(value, dict):
