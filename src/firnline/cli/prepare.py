@@ -69,6 +69,10 @@ def _compile_decoder() -> str:
         from firnline.avro.decode import warm_up
 
         warm_up()  # of Avro values, which topics have
+    if importlib.util.find_spec("pymysql") is not None:
+        from firnline.sources.mysql.decode import warm_up as warm_up_binlog
+
+        warm_up_binlog()
     return decode.cache_folder()
 
 

@@ -274,7 +274,7 @@ def test_the_walk_reads_nothing_outside() -> None:
         start, end = 10, int(random.integers(10, 390))
         events = np.array([(start, end, int(random.integers(0, 3)), 0, 2)], np.int64)
         is_key = random.integers(0, 2, columns).astype(np.uint8)
-        room = [
+        room: list[Any] = [
             np.zeros((columns, 900), np.int64),
             np.zeros((columns, 900), np.int64),
             np.zeros((columns, 900), np.uint8),

@@ -31,6 +31,12 @@ class MySqlSourceConfig(LogSourceConfig):
         "names of pipeline and source.",
     )
 
+    partial_inserts: bool = Field(
+        default=False,
+        description="Take inserts whose columns the log leaves out, as row images MINIMAL and NOBLOB do with columns "
+        "that got their default; they count as missing. Otherwise such an insert stops the run.",
+    )
+
     def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
         """Return the options of the source."""
         values: dict[str, Any] = self.plain(read_secret)

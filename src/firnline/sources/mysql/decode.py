@@ -80,6 +80,7 @@ class MySqlDecoder(LogDecoder):
         for at, header, body in _events(frames):
             self._note(state, at, header, body)
         data = np.frombuffer(frames, np.uint8)
+        data.flags.writeable = False  # whatever the frames lie in: the compiled functions are made for this
         found = [self._rows(data, batch, lambda text: warnings.setdefault(text)) for batch in state.batches]
         # Every event with changes has its number; so every change has one, whatever its table.
         counts = np.zeros(state.count + 1, np.int64)
@@ -329,3 +330,18 @@ def _emptied(state: _Frames, table: str, transaction: int, order: int, with_befo
         schema, np.array([Op.TRUNCATE], np.uint8), rows, [None] * len(fields), np.array([order], np.int64),
         np.array([transaction], np.int32), pa.nulls(1, pa.struct(list(rows.schema))) if with_before else None,
     )  # fmt: skip
+
+
+def warm_up() -> None:
+    """Compile everything, or load what is compiled."""
+    data = np.frombuffer(bytes(64), np.uint8)
+    scratch, flags = np.zeros((4, 1), np.int64), np.zeros((2, 1), np.uint8)
+    events, layout = np.zeros((0, kernel.EVENT_COLUMNS), np.int64), np.zeros((1, 2), np.int64)
+    room = _room(1, 1)
+    kernel.walk(data, events, layout, np.zeros(1, np.uint8), scratch, flags, *room, *room, *_owners(1), False, True)
+    values = ColumnValues(data, room[0][0], room[1][0], room[2][0])
+    values.words(1)
+    values.raw()
+    kernel.times(data, values.offsets, values.states, kernel.DATE, 0, np.empty(1, np.int64))
+    kernel.clocks(data, values.offsets, values.states, False, 0, np.empty(2, np.int32), np.empty(18, np.uint8))
+    kernel.decimals(data, values.offsets, values.states, 9, 0, np.empty((1, 2), np.uint64))

@@ -20,6 +20,7 @@ class MySqlSourceOptions(LogSourceOptions):
     type: ClassVar[str] = "mysql"
 
     server_id: int | None = field(default=None, kw_only=True)  # None: made from the names of pipeline and source
+    partial_inserts: bool = field(default=False, kw_only=True)  # take inserts whose defaults the log leaves out
 
     @property
     def location(self) -> str:

@@ -23,7 +23,9 @@ class MySqlSource(LogSource):
 
     def _stream(self) -> MySqlStream:
         assert self._mysql.server_id is not None
-        return MySqlStream(self._mysql.dsn, self._tables.covers, self._mysql.server_id)
+        return MySqlStream(
+            self._mysql.dsn, self._tables.covers, self._mysql.server_id, partial_inserts=self._mysql.partial_inserts
+        )
 
     def describe_place(self, place: Json) -> dict[str, Json]:
         return describe_place(place)
