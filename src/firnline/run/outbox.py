@@ -151,7 +151,8 @@ class Outbox:
 
     def waiting_bytes(self, sink: str, epoch: int) -> int:
         """Return the bytes that wait for a sink which holds `epoch`, as far as this run knows them."""
-        return sum(one.sizes.get(self._head_name(sink), 0) for one in list(self._waiting.values()) if one.epoch > epoch)
+        head = self._head_name(sink)
+        return sum(one.sizes.get(head, 0) for one in list(self._waiting.values()) if one.epoch > epoch)
 
     def _has_waited(self, sink: str, epoch: int) -> bool:
         """Return whether rows have waited for a sink which holds `epoch` for longer than a delivery usually takes."""
