@@ -199,7 +199,7 @@ class SchemaRegistry:
 def _parse(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

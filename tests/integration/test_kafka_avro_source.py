@@ -139,6 +139,7 @@ def test_what_cannot_be_decoded_goes_to_quarantine_with_its_bytes(
     protobuf = registry.add({"syntax": "proto3"}, kind="PROTOBUF")
     loop = {"type": "record", "name": "Loop", "fields": [{"name": "next", "type": ["null", "Loop"]}]}
     recursive = registry.add(loop)
+    registry.schemas[77] = {"schema": "[" * 100_000, "schemaType": "AVRO", "references": []}
     good = avro(number, FIRST, order(1))
     bad = {
         1: ("not-avro", b'{"id": 1}'),
@@ -151,6 +152,7 @@ def test_what_cannot_be_decoded_goes_to_quarantine_with_its_bytes(
         8: ("unsupported-schema", struct.pack(">bI", 0, recursive) + b"\0"),
         9: ("invalid-utf8", avro(number, FIRST, order(1, tags=["x"]))[:-2] + b"\xff\0"),
         10: ("not-avro", b"\x01" + good[1:]),
+        11: ("unsupported-schema", struct.pack(">bI", 0, 77) + b"\0"),
     }
     kafka.produce(topic, [good, *(value for _, value in bad.values()), good])
     options = pipeline_of(options_of(kafka, topic, registry, max_bad_ratio=1.0), tmp_path / "t")

@@ -143,6 +143,8 @@ def _as_json(text: str) -> Json:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError as error:
+        raise UnsupportedSchemaError("the schema has too many levels") from error
 
 
 def _without_values(rows: int) -> pa.RecordBatch:
