@@ -45,6 +45,7 @@ def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code()
         text = path.read_text()
         used.update(re.findall(r'fault_point\("([a-z.]+)"\)', text))
         calls = re.findall(r'(?:_write|append|transact)\("(delta\.[a-z]+)"', text)
+        calls += re.findall(r'NumberedFiles\([^"]*"([a-z.]+)"\)', text)
         for call in calls:
             used.update({f"{call}.before", f"{call}.after"})
     assert used == set(POINTS)

@@ -30,6 +30,7 @@ CONSTANTS = {
     "QUARANTINE": "quarantine",
     "HEADERS_KEY": "firnline.headers",
     "REDIS_PREFIX": "firnline:",
+    "GENERATION_LEAP": 1_000_000,
     "STATE": "state",
     "STAGING": "_staging",
     "PENDING": "_staging/pending",
