@@ -180,6 +180,6 @@ def as_log_error(code: int, words: str, server: Server) -> SourceError | ConfigE
 
 
 GAP_HINT = (
-    "Take the tables again with `--resnapshot TABLE`, or go on without what is missing with `--accept-gap`; what is "
-    "committed stays as it is."
+    "Take the tables again while reading on: firnline run --resnapshot. If what lies between may be lost: "
+    "firnline run --accept-gap. What is committed stays as it is."
 )

@@ -63,8 +63,8 @@ ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
 _STATEMENT_HINT = (
-    "Set binlog_format = ROW for all sessions and take the tables again with `--resnapshot TABLE`, or go on behind it "
-    "with `--accept-gap`."
+    "Set binlog_format = ROW for all sessions, then take the tables again: firnline run --resnapshot. If what lies "
+    "between may be lost: firnline run --accept-gap."
 )
 
 
@@ -109,6 +109,7 @@ class MySqlStream(LogStream):
         self._file, self._pos, self._file_created = "", 0, 0
         self._format = b""
         self._has_checksums = True
+        self._sizes: dict[tuple[int, int], float] = {}  # by table id and type of event: bytes of a row, as measured
         self._gtids: GtidSet | GtidList | None = None
         self._previous = ""
         self._last: dict[str, Any] | None = None
@@ -127,7 +128,6 @@ class MySqlStream(LogStream):
         self._rows = 0
         self._digest = 0  # of all rows of the transaction
         self._maps: dict[int, tuple[bool, bytes]] = {}  # of tables: captured, and the frame
-        self._sizes: dict[int, float] = {}  # of tables: bytes of a row, as measured
 
     # -- the contract --
 
@@ -552,13 +552,11 @@ class MySqlStream(LogStream):
         if captured:
             if self._is_xa:
                 raise self._stop(header, "with rows of an XA transaction, which may still be rolled back",
-                                 "Keep XA transactions off the captured tables; then take them again with "
-                                 "`--resnapshot TABLE`, or go on with `--accept-gap`.")  # fmt: skip
+                                 f"Keep XA transactions off the captured tables. {GAP_HINT}")  # fmt: skip
             self._count(header, body, area, table_id, described)
             self._emit(frame)
         if is_end:
             self._maps.clear()
-            self._sizes.clear()
 
     def _count(self, header: Header, body: memoryview, area: _RowArea, table_id: int, described: bytes) -> None:
         """Count the rows of an event: the first of a table exactly, the others by their bytes."""
@@ -570,13 +568,16 @@ class MySqlStream(LogStream):
                     header, "with inserted rows without all of their columns: binlog_row_image leaves out columns that "
                     "got their default, so that their values are nowhere in the log",
                     "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then take the table again with "
-                    "`--resnapshot TABLE`, or set partial_inserts: true to read such columns as missing.",
+                    "firnline run --resnapshot, or set partial_inserts: true to read such columns as missing.",
                 )  # fmt: skip
-        size = self._sizes.get(table_id)
+        key = (table_id, header.type)
+        size = self._sizes.get(key)
         if size is None:
             table = _describe(described, self._server)
             count = _count_rows(header, body, area, table) if area.columns == len(table.types) else 1
-            self._sizes[table_id] = (len(body) - area.start) / max(1, count)
+            if len(self._sizes) >= 1000:  # every DDL gives a table a new id
+                self._sizes.clear()
+            self._sizes[key] = (len(body) - area.start) / max(1, count)
         else:
             count = round((len(body) - area.start) / max(1.0, size))
         self._rows += max(1, count)
