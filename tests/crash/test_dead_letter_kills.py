@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from firnline.errors import ConfigError, FencedError
 from firnline.history.dead_letters import load_dead_letters
 from firnline.history.edits.dead_letters import LetterEdit
+from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
@@ -24,6 +26,7 @@ from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite, sqlite
 pytestmark = pytest.mark.crash
 
 REFUSED = 3
+SIDES = ("before", "after")
 
 
 def pipeline_in(folder: Path, make_options: MakeOptions, refused: int | None) -> PipelineOptions:
@@ -67,6 +70,41 @@ def test_a_retry_that_dies_anywhere_delivers_once(
     assert set(points) <= reached.keys()
 
 
+def roll_back(options: PipelineOptions) -> None:
+    registry.KINDS["sqlite"] = "tests.support.sqlite_sink"
+    Rollback(open_pipeline(options), 1).perform("person")
+
+
+def test_a_rollback_over_a_retry_that_dies_anywhere_loses_no_row(
+    sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_sqlite(monkeypatch)
+    sample.add("1.json", 6)
+    worlds = iter(range(1000))
+
+    def prepare() -> PipelineOptions:
+        folder = tmp_path / str(next(worlds))
+        run_to_end(pipeline_in(folder, make_options, REFUSED))
+        retry(pipeline_in(folder, make_options, None))
+        return pipeline_in(folder, make_options, None)
+
+    def check(options: PipelineOptions, where: str) -> None:
+        """Nobody repeats the rollback: either the retry is delivered, or its letter is open."""
+        assert run_once(options).exit_code == 0, where
+        rows = sqlite_ids(Path(options.sinks[1].location))
+        opened = [letter["values"]["id"] for letter in load_dead_letters(open_pipeline(options))]
+        assert rows + Counter(opened) == sample.ids, where
+        if opened:
+            retry(options)
+            assert run_once(options).exit_code == 0, where
+        assert sqlite_ids(Path(options.sinks[1].location)) == sample.ids, where
+        assert load_dead_letters(open_pipeline(options)) == [], where
+
+    points = [f"{name}.{side}" for name in ("delta.claim", "delta.jump", "follower.claim") for side in SIDES]
+    reached = kill_at_every_point(prepare, partial(roll_back), check, points=points, most=1)
+    assert set(points) <= reached.keys()
+
+
 def test_of_two_retries_at_once_one_delivers(
     sample: SampleInput, make_options: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,11 +134,11 @@ def test_a_command_that_wakes_late_undoes_no_answer_of_another(
     sample.add("1.json", 6)
     refusing, options = (pipeline_in(tmp_path, make_options, refused) for refused in (REFUSED, None))
     run_to_end(refusing)
-    late: list[tuple[dict[str, KnownSink], int]] = []
+    late: list[tuple[dict[str, KnownSink], int, int]] = []
     real, put = LetterEdit._settle, Answers.put
 
-    def sleep(self: LetterEdit, known: dict[str, KnownSink], epoch: int) -> None:
-        late.append((known, epoch))  # the first command sleeps here, once its epoch is decided
+    def sleep(self: LetterEdit, known: dict[str, KnownSink], epoch: int, floor: int) -> None:
+        late.append((known, epoch, floor))  # the first command sleeps here, once its epoch is decided
 
     monkeypatch.setattr(LetterEdit, "_settle", sleep)
     retry(refusing)

@@ -13,21 +13,26 @@ import pyarrow as pa
 import pytest
 
 from firnline.cli import dead_letters as dead_letters_command
+from firnline.cli import gc as gc_command
 from firnline.cli import trace as trace_command
 from firnline.cli.main import run_command
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, SinkError
 from firnline.history.dead_letters import LetterFilter, load_dead_letters
 from firnline.history.edits.dead_letters import LetterEdit
+from firnline.history.edits.restore import restore_savepoint
+from firnline.history.edits.rollback import LetterChange, Rollback
 from firnline.history.edits.sinks import SinkEdit
+from firnline.history.savepoints.create import create_savepoint
 from firnline.names import dead_letters_folder
-from firnline.options import OutboxOptions, PipelineOptions
+from firnline.options import CheckpointOptions, OutboxOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import DeadLetter, LetterFile
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.follower import FollowerHead
 from firnline.types import Json
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput
-from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
+from tests.support.sqlite_sink import DOWN, SqliteSink, SqliteSinkOptions, register_sqlite, sqlite_ids, sqlite_rows
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +90,18 @@ def test_a_letter_that_is_refused_again_is_a_letter_of_the_new_epoch(
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids
 
 
+def letter_files(tmp_path: Path) -> list[str]:
+    return sorted(file.name for file in (tmp_path / "table" / dead_letters_folder("demo", "copy")).iterdir())
+
+
 def test_a_dropped_letter_is_gone_with_its_values(
-    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+    options: PipelineOptions,
+    sample: SampleInput,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    options = replace(options, checkpoint=CheckpointOptions(rollback_window=1))
     sample.add("f1.json", 10)
     run_to_end(options)
     plan, _ = LetterEdit(open_pipeline(options), "drop", LetterFilter(reason="REFUS")).perform("person")
@@ -95,8 +109,15 @@ def test_a_dropped_letter_is_gone_with_its_values(
     run_to_end(corrected(options))
     assert letters(options) == []
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids - Counter([3])
-    (file,) = (tmp_path / "table" / dead_letters_folder("demo", "copy")).iterdir()
-    assert file.name.endswith(".answered.json"), "row numbers alone"
+    assert len(letter_files(tmp_path)) == 2, "a rollback may still undo the drop"
+    for number in (2, 3):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(corrected(options))
+    monkeypatch.setattr(gc_command, "find_pipeline", lambda _: options)
+    monkeypatch.setattr(gc_command, "find_targets", lambda _: [])
+    assert run_command(["gc", "--yes"]) == 0, capsys.readouterr()
+    (file,) = letter_files(tmp_path)
+    assert file.endswith(".answered.json"), "row numbers alone"
 
 
 def test_a_letter_of_masked_rows_is_masked_once(options: PipelineOptions, sample: SampleInput, tmp_path: Path) -> None:
@@ -134,8 +155,13 @@ def test_answered_letters_go_when_their_epoch_can_no_longer_be_delivered(
     for number in (4, 5):
         sample.add(f"f{number}.json", 5)
         run_to_end(corrected(small))
-    SinkEdit(open_pipeline(corrected(small)), "resume", "copy").perform("person")
-    assert list((tmp_path / "table" / dead_letters_folder("demo", "copy")).iterdir()) == []
+    assert letter_files(tmp_path), "a rollback may still undo the retry"
+    narrow = replace(corrected(small), checkpoint=CheckpointOptions(rollback_window=1))
+    for number in (6, 7):
+        sample.add(f"f{number}.json", 5)
+        run_to_end(narrow)
+    SinkEdit(open_pipeline(narrow), "resume", "copy").perform("person")
+    assert letter_files(tmp_path) == []
 
 
 def test_a_sink_that_is_unknown_or_left_the_spec_is_named(
@@ -263,3 +289,116 @@ def test_letters_go_with_a_sink_that_is_renamed(
     assert letters(options) == letters(second) == letters(third) == []
     run_to_end(third)
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+# -- rollbacks ----------------------------------------------------------------------------------------
+
+
+def roll_back(options: PipelineOptions, to: int, *leave: str) -> None:
+    Rollback(open_pipeline(options), to, leave=leave).perform("person")
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_retry_that_a_rollback_undoes_before_it_is_delivered_can_be_repeated(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path, is_left: bool
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    before = letters(options)
+    retry(corrected(options))
+    edit = Rollback(open_pipeline(corrected(options)), 1, leave=["copy"] if is_left else [])
+    assert edit.plan().dead_letters == [LetterChange("copy", 0, 1)]
+    edit.perform("person")
+    assert letters(options) == before
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids - Counter([3])
+    assert retry(corrected(options)) == 1
+    sample.add("f2.json", 10)
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+    assert letters(options) == []
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_retry_whose_rows_a_sink_keeps_stays_answered_after_a_rollback(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path, is_down: bool
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    retry(corrected(options))
+    run_to_end(corrected(options))
+    if is_down:  # the checkpoint of a later epoch says what the sink was seen to hold
+        for name in ("f2.json", "f3.json"):
+            sample.add(name, 5)
+            run_to_end(corrected(options))
+        (tmp_path / f"copy.db{DOWN}").touch()
+    roll_back(corrected(options), 1, "copy")
+    (tmp_path / f"copy.db{DOWN}").unlink(missing_ok=True)
+    assert letters(options) == []
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db")[3] == 1
+    assert sqlite_ids(tmp_path / "copy.db").keys() == sample.ids.keys()
+
+
+def test_a_letter_that_was_refused_again_is_the_old_letter_after_a_rollback(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letter of the retry is durable, and the head of the sink does not hold its epoch."""
+
+    def fail(*_: object) -> FollowerHead:
+        raise SinkError("down")
+
+    options = corrected(options, refused=3, required=False)
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    retry(options)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteSink, "_write", fail)
+        run_to_end(options)
+    assert {letter["epoch"] for letter in letters(options)} == {2}
+    roll_back(options, 1)
+    assert [letter["epoch"] for letter in letters(options)] == [1]
+    assert retry(corrected(options)) == 1
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_drop_that_a_rollback_undoes_can_be_repeated(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    before = letters(options)
+    LetterEdit(open_pipeline(options), "drop").perform("person")
+    assert letters(options) == []
+    roll_back(options, 1)
+    assert letters(options) == before
+    LetterEdit(open_pipeline(options), "drop").perform("person")
+    assert letters(options) == []
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids - Counter([3])
+
+
+def test_a_restore_opens_letters_whose_retry_never_arrived(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    create_savepoint(open_pipeline(options), str(tmp_path / "saved"), copy=True)
+    retry(corrected(options))
+    restore_savepoint(open_pipeline(corrected(options)), str(tmp_path / "saved"), "person")
+    assert [letter["epoch"] for letter in letters(options)] == [1]
+    assert retry(corrected(options)) == 1
+    run_to_end(corrected(options))
+    assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_a_forgotten_sink_keeps_open_what_a_rollback_opened(options: PipelineOptions, sample: SampleInput) -> None:
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    before = letters(options)
+    retry(corrected(options))
+    roll_back(corrected(options), 1)
+    alone = replace(options, sinks=options.sinks[:1])
+    SinkEdit(open_pipeline(alone), "forget", "copy").perform("person")
+    assert [letter["values"] for letter in letters(alone)] == [letter["values"] for letter in before]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import RollbackRefusedError
+from firnline.history.dead_letters import load_dead_letters
+from firnline.history.edits.dead_letters import LetterEdit
 from firnline.history.edits.rollback import Rollback
 from firnline.history.edits.sinks import SinkEdit
 from firnline.run.open_pipeline import open_pipeline
@@ -94,6 +96,42 @@ def test_a_rollback_takes_both_tables_back_or_none(
     assert table_ids(tmp_path / "table") == sample.ids
     Rollback(open_pipeline(options), 1, leave=["copy"]).perform("person")
     assert run_once(options).exit_code == 0
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_rollback_that_takes_a_retry_back_opens_its_letters(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path, postgres: str, is_left: bool
+) -> None:
+    delta = DeltaSinkOptions("table", str(tmp_path / "table"))
+    copy = PostgresSinkOptions("copy", postgres, TABLE, on_bad_row="dead_letter")
+    other = PostgresSinkOptions("other", postgres, "lake.other")
+    options = make_options(max_files=1, sinks=(delta, copy, other))
+    execute(postgres, "CREATE SCHEMA lake")
+    execute(
+        postgres, f"CREATE TABLE {TABLE} (id bigint CONSTRAINT odd CHECK (id NOT IN (3, 12)), _firnline_epoch bigint)"
+    )
+
+    def opened() -> list[tuple[int, int]]:
+        return [(one["epoch"], one["values"]["id"]) for one in load_dead_letters(open_pipeline(options))]
+
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    sample.add("f2.json", 10)
+    run_to_end(options)
+    assert opened() == [(1, 3), (2, 12)]
+    execute(postgres, f"ALTER TABLE {TABLE} DROP CONSTRAINT odd")
+    LetterEdit(open_pipeline(options), "retry").perform("person")
+    run_to_end(options)
+    assert opened() == []
+    assert postgres_ids(postgres, TABLE) == sample.ids
+    Rollback(open_pipeline(options), 1, leave=["other"] if is_left else []).perform("person")
+    assert opened() == [(1, 3)], "the input of epoch 2 is read again"
+    run_to_end(options)
+    assert postgres_ids(postgres, TABLE) == sample.ids - Counter([3])
+    LetterEdit(open_pipeline(options), "retry").perform("person")
+    run_to_end(options)
+    assert opened() == []
+    assert postgres_ids(postgres, TABLE) == sample.ids
 
 
 def test_a_wrong_password_is_an_error_without_the_password(

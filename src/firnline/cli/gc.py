@@ -37,6 +37,9 @@ within the rollback window (checkpoint.rollback_window), no copy in the store or
 the tiers and no savepoint needs. The newest checkpoint.keep_checkpoints stay.
 While a run is active, gc leaves the remote tier to the run.
 
+Dead letters go once their retry or drop can no longer be undone by a rollback
+(checkpoint.rollback_window), if a spec is named.
+
 The outbox is left to runs, which delete what every sink holds after
 outbox.keep; gc shows its size.
 
@@ -127,6 +130,8 @@ def _collect(
         if options is not None and any(not operator.is_sql for operator in options.operators) and not task.stopping():
             collected.state = _sweep_state(options, grace, dry_run=dry_run)
             task.clear()
+        if recorded is not None and not task.stopping():
+            _sweep_letters(recorded)
         record["files"] = sum(report.files for report in collected.reports)
         record["size_bytes"] = sum(report.size_bytes for report in collected.reports)
         record["state_checkpoints"] = sum(one.checkpoints for one in collected.state or [])
@@ -146,6 +151,15 @@ def _collect(
             f"outbox: {count_text(outbox['files'], 'file')}, {size_text(outbox['size_bytes'])}, left to runs"
         )
     return collected
+
+
+def _sweep_letters(options: PipelineOptions) -> None:
+    """Delete answered dead letters whose answer can no longer be undone. They are few, and shown by `dead-letters`."""
+    from firnline.history.edits.dead_letters import settle_letters
+    from firnline.run.open_pipeline import open_pipeline
+
+    pipeline = open_pipeline(options)
+    settle_letters(pipeline, pipeline.load())
 
 
 def _load_outbox(options: PipelineOptions | None) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ Output (JSON fields):
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
          rows, watermark, idle_inputs}]: the operators' snapshots, each with
          its epoch
+  dead_letters [{sink, now, then}]: how many are not answered, where that changes
   state_replayed [epoch]: epochs after those snapshots, which the next run
          replays into the state
   sinks  [{name, table, epoch, version_now, version_then, files_removed,
@@ -157,6 +158,8 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
     facts |= _state_facts(plan)
     if plan.quarantined:
         facts["quarantine"] = f"{count_text(plan.quarantined, 'record')} of the epochs undone come again"
+    for letters in plan.dead_letters:
+        facts[f"dead letters of {letters.sink}"] = f"{letters.now:,} open now; {letters.then:,} then"
     if plan.pending_units:
         facts["pending"] = f"{count_text(plan.pending_units, 'unit')} dropped"
     out.facts(facts)

@@ -44,10 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 def edit_checkpoint(
-    pipeline: OpenPipeline, base: Checkpoint, held: Checkpoint | None, *, epoch: int, generation: int, run: str
+    pipeline: OpenPipeline,
+    base: Checkpoint,
+    held: Checkpoint | None,
+    *,
+    epoch: int,
+    generation: int,
+    run: str,
+    kept: Mapping[str, int] | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of a history edit: state and positions of `base` under a new epoch. The floor never
-    decreases."""
+    decreases. `kept` says which epochs followers keep, see `after_going_back`."""
     version = max(base.schema_version, held.schema_version if held else 0)
     if held is not None and held.schema_fingerprint != base.schema_fingerprint:
         version += 1
@@ -61,7 +68,7 @@ def edit_checkpoint(
         schema_version=version,
         floor=max(base.floor, held.floor if held else 0),
         deciding=pipeline.deciding.identity,
-        sinks=after_going_back(held.sinks, base.epoch) if held else base.sinks,
+        sinks=after_going_back(held.sinks, base.epoch, epoch, kept) if held else base.sinks,
     )
 
 

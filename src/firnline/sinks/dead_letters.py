@@ -8,6 +8,10 @@ that the epoch answers is durable before the epoch is decided, and counts once t
 (`KnownSink.answers`). Then `settle` marks the list as decided, under another name. The next answer is decided after
 that, so the newest attempt is enough to remember. No file is ever changed, so a command that sleeps and wakes late does
 no harm. A decided list stays while an epoch that it names may be delivered again.
+
+A history edit may undo the epoch of an answer or of a letter for a sink (`KnownSink.undone`): an answer of such an
+epoch does not count, and its own letters are void, as their rows come again. Answered letters therefore stay in their
+files until their answer can no longer be undone.
 """
 
 from __future__ import annotations
@@ -193,11 +197,14 @@ def _read_answers(storage: Storage, pipeline: str, sink: str, key: str) -> Answe
     return Answers(pipeline, sink, int(body["epoch"]), str(body["attempt"]), body["action"], rows)
 
 
-def _load_decided(storage: Storage, pipeline: str, sink: str) -> dict[str, set[int]]:
-    """Read the rows of all lists that are marked as decided, by the key of their file of letters."""
+def _load_decided(
+    storage: Storage, pipeline: str, sink: str, counts: Callable[[int], bool] = lambda _: True
+) -> dict[str, set[int]]:
+    """Read the rows of lists that are marked as decided and whose epoch counts, by the key of their file of letters."""
     found: dict[str, set[int]] = {}
     for key in _list_keys(storage, pipeline, sink):
-        if answered_attempt(key) is not None:
+        decided = answered_attempt(key)
+        if decided is not None and counts(decided[0]):
             for name, rows in _read_answers(storage, pipeline, sink, key).rows.items():
                 found.setdefault(name, set()).update(rows)
     return found
@@ -214,24 +221,32 @@ def load_answered(storage: Storage, pipeline: str, sink: str, known: KnownSink |
 
 def load_letter_files(storage: Storage, pipeline: str, sink: str, known: KnownSink | None) -> dict[str, LetterFile]:
     """Read the files of a sink's letters, without rows whose answer is decided, by key and so by epoch and row."""
+
+    def counts(epoch: int) -> bool:
+        return known is None or not known.is_undone(epoch)
+
     answers = load_answered(storage, pipeline, sink, known)  # first: it may be marked as decided meanwhile
-    answered = _load_decided(storage, pipeline, sink)
-    for key, rows in answers.rows.items() if answers is not None else ():
+    answered = _load_decided(storage, pipeline, sink, counts)
+    for key, rows in answers.rows.items() if answers is not None and counts(answers.epoch) else ():
         answered.setdefault(key, set()).update(rows)
-    files = {key: read_letter_file(storage, key) for key in list_dead_letters(storage, pipeline, sink)}
+    keys = [(key, dead_letter_attempt(key)) for key in list_dead_letters(storage, pipeline, sink)]
+    files = {key: read_letter_file(storage, key) for key, found in keys if found is not None and counts(found[0])}
     return {key: file.without(answered.get(key, ())) for key, file in files.items()}
 
 
-def settle(storage: Storage, pipeline: str, sink: str, known: KnownSink, epoch: int) -> None:
+def settle(storage: Storage, pipeline: str, sink: str, known: KnownSink, epoch: int, floor: int) -> None:
     """Mark the newest answer as decided, and delete what nothing needs any more. A repeat changes nothing.
 
-    `known` is what the checkpoint of `epoch` knows of the sink. A list of that epoch or an older one, of another
-    attempt than `known.answers`, is settled or never will be decided. A newer list may be another command's.
+    `known` is what the checkpoint of `epoch` knows of the sink, and `floor` is that checkpoint's. A list of that epoch
+    or an older one, of another attempt than `known.answers`, is settled or never will be decided. A newer list may be
+    another command's. An answer can no longer be undone if no rollback reaches below it and the sink holds its epoch.
     """
     answers = load_answered(storage, pipeline, sink, known)
-    if answers is not None:
+    if answers is not None and not known.is_undone(answers.epoch):
         answers.mark_decided(storage)
-    waiting, decided = list_outbox(storage, pipeline), _load_decided(storage, pipeline, sink)
+    final = min(floor, known.held)
+    waiting = list_outbox(storage, pipeline)
+    decided = _load_decided(storage, pipeline, sink, lambda one: one <= final and not known.is_undone(one))
 
     def is_final(key: str) -> bool:
         """Whether the epoch of a file of letters can no longer be delivered."""
@@ -240,8 +255,11 @@ def settle(storage: Storage, pipeline: str, sink: str, known: KnownSink, epoch: 
 
     for key in list(_list_keys(storage, pipeline, sink)):
         undecided = answers_attempt(key)
+        made = answered_attempt(key) or dead_letter_attempt(key)
         if undecided is not None:
             is_done = undecided[0] <= epoch
+        elif made is not None and known.is_undone(made[0]):
+            is_done = True
         elif answered_attempt(key) is not None:
             named = _read_answers(storage, pipeline, sink, key).rows
             left = set(list_dead_letters(storage, pipeline, sink))

@@ -32,6 +32,12 @@ class KnownSink:
     filled_from: str = ""
     filled_since: int = 0  # the generation that decided to fill it
     former: tuple[str, ...] = ()  # ids of lost journals in place of which this one decides: its head may name them
+    # First and last of the epochs that history edits took away from the sink: what they wrote or answered is void.
+    undone: tuple[tuple[int, int], ...] = ()
+
+    def is_undone(self, epoch: int) -> bool:
+        """Return whether a history edit took this epoch away from the sink. Numbers of epochs only grow."""
+        return any(first <= epoch <= last for first, last in self.undone)
 
     def to_json(self) -> dict[str, Json]:
         always = {"target": self.target, "born": self.born, "held": self.held, "head": self.head_name}
@@ -42,6 +48,7 @@ class KnownSink:
             "filled_from": self.filled_from,
             "filled_since": self.filled_since,
             "former": list(self.former),
+            "undone": [list(one) for one in self.undone],
         }
         return always | {name: value for name, value in rest.items() if value}
 
@@ -58,6 +65,7 @@ class KnownSink:
             filled_from=str(value.get("filled_from", "")),
             filled_since=int(value.get("filled_since", 0)),
             former=tuple(value.get("former", ())),
+            undone=tuple((int(first), int(last)) for first, last in value.get("undone", ())),
         )
 
 
@@ -173,15 +181,33 @@ def next_known(
     return found
 
 
-def after_going_back(sinks: Mapping[str, Json], to_epoch: int) -> dict[str, Json]:
-    """Return what is remembered after a history edit that goes back to an epoch.
+def after_going_back(
+    sinks: Mapping[str, Json], to_epoch: int, new_epoch: int, kept: Mapping[str, int] | None
+) -> dict[str, Json]:
+    """Return what is remembered after a history edit that goes back to an epoch, and is the epoch `new_epoch` itself.
 
     Numbers of epochs only grow, so what sinks hold stays true. A copy that was undone before it arrived never arrives:
     its sink is set aside.
+
+    Args:
+        kept: The newest epoch whose rows a sink keeps, by the name that its target knows it by; the epochs between it
+            and the edit are void for the sink. A sink that is missing goes back to `to_epoch`. None: all is kept.
     """
     found = {name: KnownSink.from_json(one) for name, one in sinks.items()}
+    if kept is not None:
+        found = {
+            name: _without(one, max(to_epoch, kept.get(one.head_name, 0)) + 1, new_epoch - 1)
+            for name, one in found.items()
+        }
     undone = "a history edit undid its copy before it was delivered"
     return {
         name: (replace(one, set_aside=undone) if one.copy > to_epoch and one.held < one.copy else one).to_json()
         for name, one in found.items()
     }
+
+
+def _without(one: KnownSink, first: int, last: int) -> KnownSink:
+    if first > last:
+        return one
+    earlier = tuple(span for span in one.undone if span[0] < first)
+    return replace(one, undone=(*earlier, (first, last)))

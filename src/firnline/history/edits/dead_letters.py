@@ -48,6 +48,16 @@ class LetterPlan:
     new_epoch: int | None = None
 
 
+def settle_letters(pipeline: OpenPipeline, head: Head) -> None:
+    """Mark the newest answers as decided, and delete letters and answers that nothing needs any more."""
+    if head.checkpoint is None:
+        return
+    sinks = letter_sinks(pipeline)
+    for known in known_sinks(head.checkpoint).values():
+        if known.head_name in sinks:
+            settle(pipeline.storage, pipeline.options.name, known.head_name, known, head.epoch, head.checkpoint.floor)
+
+
 class LetterEdit:
     """Delivers dead letters once more, or drops them."""
 
@@ -92,15 +102,13 @@ class LetterEdit:
             SinkError: a sink cannot be claimed, or the outbox cannot be written; nothing is decided.
         """
         pipeline, plan = self._pipeline, self.plan()
-        answered: list[tuple[LetterPlan, dict[str, KnownSink]]] = []
+        answered: list[tuple[LetterPlan, dict[str, KnownSink], int]] = []
 
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             head = pipeline.deciding.load()
-            known = known_sinks(head.checkpoint)
-            sinks = letter_sinks(pipeline)
-            self._settle({name: one for name, one in known.items() if one.head_name in sinks}, head.epoch)
+            settle_letters(pipeline, head)
             entry, after = self._entry(head, generation, run)
-            answered[:] = [(self._plan(head), after)]
+            answered[:] = [(self._plan(head), after, entry.checkpoint.floor)]
             return entry, pipeline.deciding.load_committed()
 
         details: dict[str, Json] = {"letters": plan.letters, "plan": plan.plan}
@@ -108,16 +116,17 @@ class LetterEdit:
             pipeline, f"dead-letters-{self._action}", run, from_epoch=plan.epoch, to_epoch=plan.epoch + 1, **details
         ):
             receipt = perform_edit(pipeline, run, look, tell, skip=sorted({str(one["sink"]) for one in plan.plan}))
-        plan, after = answered[0]
+        plan, after, floor = answered[0]
         try:
-            self._settle(after, receipt.epoch)
+            self._settle(after, receipt.epoch, floor)
         except (OSError, FirnlineError) as error:
             logger.warning("answered dead letters are taken away later", extra={"reason": str(error)})
         return replace(plan, new_epoch=receipt.epoch), receipt
 
-    def _settle(self, known: dict[str, KnownSink], epoch: int) -> None:
+    def _settle(self, known: dict[str, KnownSink], epoch: int, floor: int) -> None:
         for one in known.values():
-            settle(self._pipeline.storage, self._pipeline.options.name, one.head_name, one, epoch)
+            reached = floor if one.target else epoch  # no rollback brings back letters of a forgotten sink
+            settle(self._pipeline.storage, self._pipeline.options.name, one.head_name, one, epoch, reached)
 
     def _find(self, head: Head) -> dict[str, _Chosen]:
         known, wanted = known_by_spec(self._pipeline, known_sinks(head.checkpoint)), self._wanted.sink
@@ -160,7 +169,7 @@ class LetterEdit:
                 shapes[sink] = {**shapes[sink], "rows": RowShape().to_json()}  # the rows have their shape
             rows = {key: [file.letters[place].row for place in places] for key, (file, places) in files.items()}
             one = known.get(sink) or KnownSink(
-                "", born=0, held=head.epoch, head_name=sink
+                "", born=0, held=checkpoint.epoch, head_name=sink
             )  # forgotten: nothing is delivered again
             answers = Answers(
                 pipeline.options.name, one.head_name, checkpoint.epoch, checkpoint.attempt, self._action, rows

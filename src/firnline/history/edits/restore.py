@@ -113,7 +113,7 @@ class _Current:
 
     newest: Head  # of the deciding sink, with pending units
     committed: Head  # according to its log
-    epochs: list[int]  # of the other sinks
+    epochs: dict[str, int]  # of the other sinks that exist
     generations: list[int]
 
 
@@ -257,8 +257,10 @@ class _Restore:
     def _read_current(self) -> _Current:
         newest = self._pipeline.deciding.load()
         committed = self._pipeline.deciding.load_committed()
-        others = [fence for sink in self._pipeline.sinks[1:] if (fence := sink.read_fence()).exists]
-        return _Current(newest, committed, [fence.epoch for fence in others], [fence.generation for fence in others])
+        fences = {sink.name: sink.read_fence() for sink in self._pipeline.sinks[1:]}
+        others = {name: fence for name, fence in fences.items() if fence.exists}
+        epochs = {name: fence.epoch for name, fence in others.items()}
+        return _Current(newest, committed, epochs, [fence.generation for fence in others.values()])
 
     def _find_done(self, current: _Current) -> int | None:
         """Return the epoch that restored this savepoint, if the true history has it and every sink can apply it."""
@@ -374,12 +376,19 @@ class _Restore:
     ) -> LedgerEntry:
         saved = self._saved
         recorded = [found.epoch for found in self._recorded()]
-        epoch = max(current.newest.epoch, saved.epoch, *current.epochs, *recorded) + 1
+        epoch = max(current.newest.epoch, saved.epoch, *current.epochs.values(), *recorded) + 1
         head = current.newest.checkpoint
         schema = plans[0].saved.schema
+        followers = self._pipeline.options.followers  # they keep their rows
         return LedgerEntry(
             checkpoint=edit_checkpoint(
-                self._pipeline, saved.checkpoint, head, epoch=epoch, generation=generation, run=self._run
+                self._pipeline,
+                saved.checkpoint,
+                head,
+                epoch=epoch,
+                generation=generation,
+                run=self._run,
+                kept={one.head_name: current.epochs.get(one.name, 0) for one in followers},
             ),
             previous=saved.entry,
             previous_checkpoint=saved.checkpoint.checksum,

@@ -2,17 +2,20 @@
 
 A rollback is a separate epoch, in a new generation. It restores the table version of epoch k, and has epoch k's
 positions, watermarks, state references and ledger chain. State files never change, so none is copied. Input read after
-k no longer counts, so the next run reads it again.
+k no longer counts, so the next run reads it again. Dead letters that a later epoch answered are open again, unless
+their sink keeps the rows of that epoch (`KnownSink.undone`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
-from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError
+from firnline.checkpoint.model import Checkpoint
+from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError, SinkError
+from firnline.history.dead_letters import count_letters
 from firnline.history.savepoints.pins import RestorePins
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave, on_record
@@ -21,10 +24,20 @@ from firnline.run.edits import perform_edit
 from firnline.run.joining import ahead_of, check_new_sinks, committed_columns, edit_checkpoint, plan_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import GoesBack, Head, Sink, SinkReturn
+from firnline.sinks.known import KnownSink, after_going_back, find_known, known_sinks
 from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
 
 NAMED = 3  # examples in a message
+
+
+@dataclass(frozen=True, slots=True)
+class LetterChange:
+    """The dead letters of one sink that are not answered."""
+
+    sink: str
+    now: int
+    then: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,7 @@ class RollbackPlan:
     state_now: list[OperatorSnapshot] = field(default_factory=list)
     state_then: list[OperatorSnapshot] = field(default_factory=list)
     state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots of that time, folded again
+    dead_letters: list[LetterChange] = field(default_factory=list)  # of sinks where the number changes
     not_undone: list[str] = field(default_factory=list)
     refusals: list[RollbackRefusedError] = field(default_factory=list)
 
@@ -78,6 +92,7 @@ class _Current:
     committed: Head  # the head of the deciding table's log
     newest: Head  # including pending units
     retried: list[str]  # files set aside at that time and read since
+    kept: dict[str, int]  # the newest epoch that each left follower keeps, by the name that its target knows it by
 
 
 class Rollback:
@@ -152,7 +167,13 @@ class Rollback:
         base = current.target.checkpoint
         plan = current.plan
         checkpoint = edit_checkpoint(
-            self._pipeline, base, current.newest.checkpoint, epoch=plan.new_epoch, generation=generation, run=run
+            self._pipeline,
+            base,
+            current.newest.checkpoint,
+            epoch=plan.new_epoch,
+            generation=generation,
+            run=run,
+            kept=current.kept,
         )
         return LedgerEntry(
             checkpoint=checkpoint,
@@ -210,6 +231,7 @@ class Rollback:
                 epochs[sink.name] = found.epoch
         refusals = self._refuse_fixed(fixed, newest.epoch) + refusals
         check_new_sinks(pipeline, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
+        kept = self._find_kept(newest.checkpoint)
         pending = newest.epoch - committed.epoch
         plan = RollbackPlan(
             pipeline=pipeline.options.name,
@@ -229,13 +251,14 @@ class Rollback:
             state_now=snapshots_of(newest.checkpoint) if pipeline.options.operators else [],
             state_then=state.snapshots,
             state_replayed=state.replayed,
+            dead_letters=self._find_letters(newest.checkpoint, kept),
             not_undone=self._not_undone(sinks, then),
             refusals=refusals,
         )
         read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
         aside = {path for position in pipeline.sources.describe(then).values() for path in position.set_aside}
         retried = sorted(read & aside)
-        return _Current(plan, target, target_ref, committed, newest, retried)
+        return _Current(plan, target, target_ref, committed, newest, retried, kept)
 
     def _find_target(self, newest: Head, committed: Head) -> tuple[list[LedgerEntry], LedgerEntry, EntryRef]:
         """Return the entries after the target, newest first, and the target itself."""
@@ -311,6 +334,31 @@ class Rollback:
                 except CheckpointError as error:
                     problems.append(RollbackRefusedError(error.message, hint=error.hint))
         return plan, problems
+
+    def _find_kept(self, newest: Checkpoint) -> dict[str, int]:
+        """Return the newest epoch that each left follower keeps; of one that cannot be read, what it was seen to hold.
+
+        Such a follower may hold more: then a row that it holds is a dead letter again, and a person decides.
+        """
+        known, kept = known_sinks(newest), {}
+        for one in self._pipeline.options.followers:
+            seen = find_known(known, one.name, one.renamed_from)
+            if one.name in self._leave and seen is not None:
+                try:
+                    kept[one.head_name] = self._pipeline.sink(one.name).read_fence().epoch
+                except SinkError:
+                    kept[one.head_name] = seen.held
+        return kept
+
+    def _find_letters(self, newest: Checkpoint, kept: Mapping[str, int]) -> list[LetterChange]:
+        after = after_going_back(newest.sinks, self._to, newest.epoch + 1, kept)
+        now = count_letters(self._pipeline, known_sinks(newest))
+        then = count_letters(self._pipeline, {name: KnownSink.from_json(one) for name, one in after.items()})
+        return [
+            LetterChange(name, number, number_then)
+            for name, number in now.items()
+            if number is not None and (number_then := then.get(name)) is not None and number != number_then
+        ]
 
     def _refuse_fixed(self, fixed: dict[str, list[RollbackRefusedError]], newest: int) -> list[RollbackRefusedError]:
         """Return the refusals of sinks that can never take rows back, with a hint that solves them all at once."""

@@ -94,8 +94,9 @@ class SinkEdit:
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             head = pipeline.deciding.load()
             known = known_sinks(head.checkpoint).get(self._name)
-            if known is not None:  # what it remembers of answered dead letters goes with it
-                settle(pipeline.storage, pipeline.options.name, known.head_name, known, head.epoch)
+            if known is not None and head.checkpoint:  # what it remembers of answered dead letters goes with it
+                floor = head.checkpoint.floor
+                settle(pipeline.storage, pipeline.options.name, known.head_name, known, head.epoch, floor)
             entry = self._entry(head, generation, run, tell)
             rows[:] = [sum(int(file["rows"]) for file in entry.staged.get(self._name, []))]
             return entry, pipeline.deciding.load_committed()
