@@ -28,6 +28,9 @@ ELSEWHERE = (
     "letter.",
     "redis.",
     "http.",
+    "parts.",
+    "registry.",
+    "spool.",
     "state.",
 )  # fmt: skip
 POINTS = [p for p in ALL_POINTS if not p.startswith(ELSEWHERE)]
