@@ -24,11 +24,13 @@ from firnline.history.edits.rollback import LetterChange, Rollback
 from firnline.history.edits.sinks import SinkEdit
 from firnline.history.savepoints.create import create_savepoint
 from firnline.names import dead_letters_folder
-from firnline.options import CheckpointOptions, OutboxOptions, PipelineOptions
+from firnline.options import CheckpointOptions, OutboxOptions, PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.dead_letters import DeadLetter, LetterFile
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.follower import FollowerHead
+from firnline.stores import open_store
+from firnline.stores.audit import load_audit
 from firnline.types import Json
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.samples import SampleInput
@@ -289,6 +291,31 @@ def test_letters_go_with_a_sink_that_is_renamed(
     assert letters(options) == letters(second) == letters(third) == []
     run_to_end(third)
     assert sqlite_ids(tmp_path / "copy.db") == sample.ids
+
+
+def test_answers_and_edits_of_sinks_are_on_record(
+    options: PipelineOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    store = StoreOptions("sqlite", path=str(tmp_path / "store.db"))
+    options = replace(options, checkpoint=CheckpointOptions(store=store))
+    sample.add("f1.json", 10)
+    run_to_end(options)
+    retry(options)
+    run_to_end(options)
+    LetterEdit(open_pipeline(options), "drop").perform("person")
+    SinkEdit(open_pipeline(options), "resume", "copy").perform("person")
+    SinkEdit(open_pipeline(options), "resync", "copy").perform("person")
+    SinkEdit(open_pipeline(replace(options, sinks=options.sinks[:1])), "forget", "copy").perform("person")
+    trail = [entry.record for entry in load_audit(open_store(store, held_by="test"), "demo")]
+    done = [record.what for record in reversed(trail) if record is not None and record.outcome == "done"]
+    assert done == ["dead-letters-retry", "dead-letters-drop", "sinks-resume", "sinks-resync", "sinks-forget"]
+
+
+def test_two_sinks_with_one_target_are_refused(options: PipelineOptions) -> None:
+    table, copy = options.sinks
+    twice = replace(options, sinks=(table, copy, replace(copy, name="other")))
+    with pytest.raises(ConfigError, match=r"sink 'other' writes to .*copy\.db, and so does sink 'copy'"):
+        open_pipeline(twice)
 
 
 # -- rollbacks ----------------------------------------------------------------------------------------

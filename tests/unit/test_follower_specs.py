@@ -38,3 +38,35 @@ def test_a_wrong_word_in_a_mapping_is_refused_with_the_known_ones(tmp_path: Path
     assert error.message == (
         f'firnline.yml:6: sinks[1].mask.{column}: must be one of hash, redact, null, not "hsah" (did you mean "hash"?)'
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        (
+            "type: postgres, dsn: 'postgresql://a:b@db/x', table: orders",
+            "type: postgres, dsn: 'host=db port=5432 dbname=x user=c', table: public.orders, input: s",
+            "table",
+        ),
+        ("type: postgres, dsn: '${env:DSN}', table: t", "type: postgres, dsn: '${env:DSN}', table: t", "table"),
+        ("type: kafka, brokers: 'a:1,b:1', topic: t", "type: kafka, brokers: ['b:1', 'a:1'], topic: t", "topic"),
+        ("type: redis, url: 'redis://c:1', stream: t", "type: redis, url: 'redis://:p@c:1', stream: t", "stream"),
+    ],
+)
+def test_two_sinks_with_one_target_are_refused(tmp_path: Path, first: str, second: str, key: str) -> None:
+    error = error_of(tmp_path, f"{{name: one, {first}}}\n  - {{name: two, {second}}}")
+    assert error.message == f'firnline.yml:7: sinks[2].{key}: sink "one" already writes to this {key}'
+
+
+@pytest.mark.parametrize(
+    "sinks",
+    [
+        "type: kafka, brokers: '[::1]:1', topic: {}",
+        "type: postgres, dsn: 'postgresql://[::1]/x', table: {}",
+        "type: postgres, dsn: '${{env:DSN}}', table: {}",
+    ],
+)
+def test_two_targets_of_one_server_are_accepted(tmp_path: Path, sinks: str) -> None:
+    followers = "".join(f"  - {{name: {name}, {sinks.format(name)}}}\n" for name in ("t", "u"))
+    (tmp_path / "firnline.yml").write_text(SPEC + followers)
+    assert len(load_spec(environ=ENVIRON, cwd=tmp_path).spec.sinks) == 3

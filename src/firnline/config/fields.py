@@ -45,6 +45,7 @@ SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 _OTHER_WORDS = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "wasb": "az", "wasbs": "az", "adl": "abfs"}
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _GLOB = re.compile(r"[*?\[]")
+_SERVERS = ("http", "https", "kafka", "postgresql", "redis", "rediss")
 
 
 def absolute_location(text: str, folder: str) -> str:
@@ -83,10 +84,10 @@ def _check_uri(text: str, scheme: str) -> None:
 
 def _spelt(location: str) -> str:
     """Return the location in one spelling: no `file://`, no trailing or doubled slash, up to the first glob."""
-    match = _GLOB.search(location)
-    if match is not None:
-        location = location[: match.start()].rpartition("/")[0] or "/"
     scheme = _SCHEME.match(location)
+    match = _GLOB.search(location)
+    if match is not None and not (scheme is not None and scheme.group(1) in _SERVERS):  # an IPv6 address is no glob
+        location = location[: match.start()].rpartition("/")[0] or "/"
     if scheme is not None and scheme.group(1) != "file":
         return re.sub(r"(?<!:)/+", "/", location).rstrip("/")
     path = urlsplit(location).path if scheme is not None else location

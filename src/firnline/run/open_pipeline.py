@@ -15,7 +15,7 @@ from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
 from firnline.sinks.base import Head, Sink, SinkContext
 from firnline.sinks.guard import ANSWER_SECONDS, WORK_SECONDS, GuardedSink
-from firnline.sinks.known import check_names
+from firnline.sinks.known import check_names, check_targets
 from firnline.sinks.registry import open_sinks
 from firnline.sources.base import NOT_READ, Limits, port_name
 from firnline.sources.group import Sources
@@ -152,6 +152,7 @@ def open_pipeline(
         ConfigError: a sink cannot do what the spec asks, or a source has contradicting settings.
     """
     check_names(options.followers)
+    check_targets(options.sinks)
     clock = clock or SystemClock()
     storage = open_storage(options.home.root, options.home.storage_options)
     ledger = Ledger(storage, options.name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError
-from firnline.options import FollowerOptions
+from firnline.options import FollowerOptions, SinkOptions
 from firnline.types import Json
 
 BEGINNING = "(beginning)"  # no sink has this name
@@ -101,6 +101,23 @@ def check_names(followers: Sequence[FollowerOptions]) -> None:
                     f"it as {one.head_name!r}",
                     hint=f"Give sink {other.name!r} another name, one that no other sink has or had.",
                 )
+
+
+def check_targets(sinks: Sequence[SinkOptions]) -> None:
+    """Refuse two sinks that write to the same target: they wait for each other's locks, and mix their rows.
+
+    Raises:
+        ConfigError: it names both sinks.
+    """
+    taken: dict[str, str] = {}
+    for one in sinks:
+        if one.location in taken:
+            raise ConfigError(
+                f"sink {one.name!r} writes to {one.location}, and so does sink {taken[one.location]!r}",
+                hint="Give one of them another target; to write the rows of several inputs into one target, unite them "
+                "in an SQL operator.",
+            )
+        taken[one.location] = one.name
 
 
 def find_away(checkpoint: Checkpoint | None, followers: Sequence[FollowerOptions]) -> dict[str, str]:

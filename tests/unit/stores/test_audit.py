@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import firnline
 from firnline.errors import ConfigError, DamagedError, VersionConflictError
+from firnline.history.edits.position import Action as PositionAction
+from firnline.history.edits.sinks import Action as SinkAction
 from firnline.process import this_process
+from firnline.sinks.dead_letters import Answer
 from firnline.stores.audit import (
     AuditRecord,
     append_audit,
@@ -57,6 +63,25 @@ def test_another_shape_is_damaged(value: object) -> None:
 def test_only_known_deeds_are_audited() -> None:
     with pytest.raises(ValueError, match="nothing that is audited"):
         make_record("p", "mischief")
+
+
+def test_everything_that_asks_for_a_record_gets_one() -> None:
+    """Every call of these functions in the sources names an action that is audited."""
+    calls = {"on_record": 1, "deletion_on_record": 1, "make_record": 1}
+    asked = {f"sinks-{action}" for action in get_args(SinkAction)}
+    asked |= {f"dead-letters-{action}" for action in get_args(Answer)}
+    asked |= {f"position-{action}" for action in get_args(PositionAction)}
+    built = 0
+    for path in sorted(Path(firnline.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+                action = node.args[calls[node.func.id]]
+                if isinstance(action, ast.Constant):
+                    asked.add(str(action.value))
+                built += isinstance(action, ast.JoinedStr)
+    assert built == 3, "an action with a computed name belongs into this test"
+    assert {"rollback", "gc", "sinks-resync", "dead-letters-drop", "position-set"} <= asked
+    assert {make_record("p", action).what for action in asked} == asked
 
 
 def test_the_trail_is_newest_first_and_paged(store: CheckpointStore) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import ColumnName, Count, Duration, Flag, ReadSecret, Size, fail
+from firnline.config.fields import ColumnName, Count, Duration, Endpoint, Flag, ReadSecret, Size, fail
 from firnline.config.kafka import (
     Brokers,
     ClientOption,
@@ -140,6 +140,10 @@ class KafkaSinkConfig(FollowerConfig):
             raise fail("only with a template in topic, such as orders.{region}", "topics_allowed")
         self.check_delivered("topic", columns)
         return self
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("topic", f"kafka://{','.join(sorted(self.brokers.split(',')))}/{self.topic}")
 
     def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
         values = self.follower_values(read_secret)

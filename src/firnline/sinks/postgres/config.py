@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from firnline.config.fields import Count, Duration, Flag, Secret, fail
+from firnline.config.fields import Count, Duration, Endpoint, Flag, Secret, fail
 from firnline.options import OP, template_columns
+from firnline.postgres_client import place_of
 from firnline.sinks.config import FollowerConfig, RecordsConfig, check_pattern, check_template
 from firnline.sinks.postgres.options import (
     LOCK_TIMEOUT,
@@ -17,6 +18,7 @@ from firnline.sinks.postgres.options import (
     PARTS_ALLOWED,
     STATEMENT_TIMEOUT,
     PostgresSinkOptions,
+    split_table,
 )
 
 
@@ -95,3 +97,9 @@ class PostgresSinkConfig(FollowerConfig, RecordsConfig):
         if self.write == "upsert" and OP in self.exclude:
             raise fail(f"an upsert needs the column {OP}", "exclude")
         return self
+
+    @property
+    def endpoint(self) -> Endpoint:
+        dsn = self.dsn.get_secret_value()
+        server = dsn if dsn.startswith("${") else place_of(dsn)
+        return Endpoint("table", f"{server}/{'.'.join(split_table(self.table))}")
