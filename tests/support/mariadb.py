@@ -17,6 +17,7 @@ class MariaDbServer(BinlogServer):
     def create(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         call([_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db",
+              f"--tmpdir={self._folder}",
               "--auth-root-authentication-method=normal", *as_root()])  # fmt: skip
 
     def _command(self) -> Sequence[str]:

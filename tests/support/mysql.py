@@ -63,6 +63,7 @@ class BinlogServer:
         command = [
             *self._command(), f"--datadir={self.data}", f"--port={self.port}", "--bind-address=127.0.0.1",
             f"--socket={self._folder}/socket", f"--pid-file={self._folder}/pid", f"--init-file={users}",
+            f"--tmpdir={self._folder}",  # a server removes what it takes for its own leftovers there
             "--server-id=1", "--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-metadata=FULL",
             "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0",
             "--max-allowed-packet=1G", "--skip-name-resolve", "--character-set-server=utf8mb4", *as_root(), *options,
