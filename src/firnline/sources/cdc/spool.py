@@ -149,7 +149,7 @@ def read_file(storage: Storage, folder: str, file: SpoolFile) -> Content:
     except FileNotFoundError:
         raise SourceGapError(
             f"the spool file {file.name} is gone",
-            hint="Restore it from a backup, or take the tables again: firnline run --resnapshot.",
+            hint="Restore it from a backup, or capture the tables anew in a pipeline of another name.",
         ) from None
     parts = _split(data, file.name)
     digest = hashlib.blake2b(digest_size=8)

@@ -180,6 +180,5 @@ def as_log_error(code: int, words: str, server: Server) -> SourceError | ConfigE
 
 
 GAP_HINT = (
-    "Take the tables again while reading on: firnline run --resnapshot. If what lies between may be lost: "
-    "firnline run --accept-gap. What is committed stays as it is."
+    "What is committed stays as it is. Capture the tables anew in a pipeline of another name, with tables of its own."
 )

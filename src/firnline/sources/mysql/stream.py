@@ -63,8 +63,7 @@ ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
 _STATEMENT_HINT = (
-    "Set binlog_format = ROW for all sessions, then take the tables again: firnline run --resnapshot. If what lies "
-    "between may be lost: firnline run --accept-gap."
+    "Set binlog_format = ROW for all sessions, then capture the tables anew in a pipeline of another name."
 )
 
 
@@ -567,8 +566,8 @@ class MySqlStream(LogStream):
                 raise self._stop(
                     header, "with inserted rows without all of their columns: binlog_row_image leaves out columns that "
                     "got their default, so that their values are nowhere in the log",
-                    "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then take the table again with "
-                    "firnline run --resnapshot, or set partial_inserts: true to read such columns as missing.",
+                    "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then capture the tables anew in a "
+                    "pipeline of another name, or set partial_inserts: true to read such columns as missing.",
                 )  # fmt: skip
         key = (table_id, header.type)
         size = self._sizes.get(key)

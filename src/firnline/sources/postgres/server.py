@@ -275,8 +275,8 @@ def inserts_only(publication: str) -> str:
 def gap_hint(slot: str) -> str:
     """Return the ways out when the log does not continue."""
     return (
-        "Take the tables again while reading on: firnline run --resnapshot. If what lies between may be lost: "
-        f"firnline run --accept-gap. The slot is {slot}."
+        "What is committed stays as it is. Capture the tables anew in a pipeline of another name, with tables and a "
+        f"slot of its own; then drop the slot: SELECT pg_drop_replication_slot('{slot}');"
     )
 
 
