@@ -39,7 +39,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.names import rebuilt_key
 from firnline.operators.columns import align
-from firnline.options import FollowerOptions
+from firnline.options import MISSING, OP, TRUNCATE, FollowerOptions
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.sinks.base import (
     Capabilities,
@@ -226,6 +226,29 @@ class EpochRows:
         texts = encode_rows(self.take(bad).combine_chunks().to_batches()[0]).to_pylist() if bad else []
         reason = f"the condition {self.shape.where!r} fails on it"
         return [DeadLetter(number, reason, json.loads(text)) for number, text in zip(bad, texts, strict=True)]
+
+    def find_lacking(self) -> list[DeadLetter]:
+        """Return the change rows that do not have all values of their row, or empty the table, as bad rows.
+
+        Raises:
+            DamagedError: a file of the outbox is missing or damaged.
+        """
+        if MISSING not in self.schema.names:
+            return []
+        reasons: dict[int, str] = {}
+        for part in replace(self, shape=RowShape(where=self.shape.where)).read():
+            lacks = part.batch.column(MISSING)
+            chosen = pc.indices_nonzero(pc.is_valid(lacks))
+            words = part.batch.column(OP).take(chosen).to_pylist()
+            for number, names, word in zip(
+                part.numbers.take(chosen).to_pylist(), lacks.take(chosen).to_pylist(), words, strict=True
+            ):
+                reasons[number] = (
+                    "it empties the table, which this sink cannot do"
+                    if word == TRUNCATE
+                    else f"the log of the database does not have its value of {', '.join(names)}"
+                )
+        return self.letters(reasons) if reasons else []
 
     def letters(self, reasons: Mapping[int, str]) -> list[DeadLetter]:
         """Return dead letters of the rows with these numbers: their values, each with its reason."""
@@ -512,11 +535,14 @@ class Follower(Sink):
         return self._receipt(after)
 
     def _deliver_fitting(self, delivery: EpochDelivery) -> FollowerHead | None:
-        """Deliver an epoch; None if rows on which the condition fails were taken out of it instead.
+        """Deliver an epoch; None if rows that can never be delivered were taken out of it instead.
 
         Raises:
             SchemaError: the columns do not fit. It names the sink, and the ways out of settings that an epoch keeps.
         """
+        if self._options.write == "upsert" and (lacking := delivery.rows.find_lacking()):
+            delivery.refuse(lacking)
+            return None
         try:
             try:
                 return self.deliver(delivery)

@@ -170,11 +170,12 @@ class LogReader(SplitReader):
 def _missing(changes: Changes) -> pa.Array | None:
     """Return for every row the columns whose values the log left out; None if it has all of them.
 
-    Of a delete the key is enough.
+    Of a delete the key is enough. A change row that empties the table has none.
     """
     names = [column.name for column in changes.schema.columns]
-    asked = ~np.isin(changes.ops, (Op.DELETE, Op.TRUNCATE))
-    masks = {name: mask & asked for name, mask in zip(names, changes.missing, strict=True) if mask is not None}
+    asked, empties = changes.ops != Op.DELETE, changes.ops == Op.TRUNCATE
+    known = {name: mask & asked for name, mask in zip(names, changes.missing, strict=True) if mask is not None}
+    masks = {name: known.get(name, empties) | empties for name in names}
     masks = {name: mask for name, mask in masks.items() if mask.any()}
     if not masks:
         return None
