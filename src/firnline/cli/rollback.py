@@ -43,7 +43,7 @@ Output (JSON fields):
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
          rows, watermark, idle_inputs}]: the operators' snapshots, each with
          its epoch
-  dead_letters [{sink, now, then}]: how many are not answered, where that changes
+  dead_letters [{sink, now, then}]: how many are open, where that changes
   state_replayed [epoch]: epochs after those snapshots, which the next run
          replays into the state
   sinks  [{name, table, epoch, version_now, version_then, files_removed,
