@@ -131,14 +131,17 @@ class Outbox:
         Where the spec says stop, one that is being delivered to is waited for: it may need long, and a run that ends
         meanwhile would end its delivery, too, at every start.
         """
-        options, full = self._pipeline.options, self._find_full(known)
+        options = self._pipeline.options
+        # Once: another thread may learn meanwhile that a sink was set aside.
+        heads = {name: epoch for name, epoch in self._heads().items() if name not in known or not known[name].set_aside}
+        full = self._find_full(known, heads)
         while full and options.outbox.on_full == "stop":
             name, reason = next(iter(full.items()))
             if not self._may_deliver(name):
                 raise OutboxFullError(f"sink {name!r} lags too far: {reason}", sink=name)
             self._pipeline.clock.sleep(WAIT_SECONDS)
-            full = self._find_full(known)
-        spare = count_spare(options, len(self._heads()))
+            full = self._find_full(known, self._heads())
+        spare = count_spare(options, len(heads))
         for number, (name, reason) in enumerate(full.items()):
             if number >= spare:
                 raise OutboxFullError(
@@ -164,10 +167,10 @@ class Outbox:
     def _head_name(self, sink: str) -> str:
         return next((one.head_name for one in self._pipeline.options.followers if one.name == sink), sink)
 
-    def _find_full(self, known: Mapping[str, KnownSink]) -> dict[str, str]:
-        """Return the optional followers for which more waits than may, with the reason."""
+    def _find_full(self, known: Mapping[str, KnownSink], seen: Mapping[str, int]) -> dict[str, str]:
+        """Return the optional followers for which more waits than may, with the reason; `seen` are their heads."""
         options, filling = self._pipeline.options.outbox, self._filling()
-        heads = {name: epoch for name, epoch in newest_seen(known, self._heads()).items() if name not in filling}
+        heads = {name: epoch for name, epoch in newest_seen(known, seen).items() if name not in filling}
         full: dict[str, str] = {}
         lagging: dict[str, int] = {}  # what would be won by giving them up
         for follower in self._pipeline.options.followers:
