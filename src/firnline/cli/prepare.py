@@ -73,6 +73,10 @@ def _compile_decoder() -> str:
         from firnline.sources.mysql.decode import warm_up as warm_up_binlog
 
         warm_up_binlog()
+    if importlib.util.find_spec("psycopg") is not None:
+        from firnline.sources.postgres.decode import warm_up as warm_up_log
+
+        warm_up_log()
     return decode.cache_folder()
 
 

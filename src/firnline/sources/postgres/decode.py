@@ -10,7 +10,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from firnline.errors import DamagedError
-from firnline.sources.cdc.log import Changes, Column, Decoded, LogDecoder, Op, TableSchema, Transaction, unpack_frames
+from firnline.sources.cdc.log import (
+    Changes,
+    Column,
+    Decoded,
+    LogDecoder,
+    Op,
+    TableSchema,
+    Transaction,
+    pack_frame,
+    unpack_frames,
+)
 from firnline.sources.postgres import kernel as k
 from firnline.sources.postgres import messages as m
 from firnline.sources.postgres.types import convert, native_type
@@ -278,3 +288,12 @@ def _ops(kinds: Numbers) -> npt.NDArray[np.uint8]:
     for kind, op in _OPS.items():
         ops[kinds == kind] = op
     return ops
+
+
+def warm_up() -> None:
+    """Compile everything, or load what is compiled."""
+    bytea = 17
+    begin = b"B" + bytes(20)
+    relation = b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1c\0" + bytea.to_bytes(4, "big") + b"\xff\xff\xff\xff"
+    row = b"I" + (1).to_bytes(4, "big") + b"N\0\1t" + (4).to_bytes(4, "big") + b"\\x0a"
+    PostgresDecoder().decode(b"", b"".join(pack_frame(message) for message in (begin, relation, row)))

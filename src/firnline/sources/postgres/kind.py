@@ -31,6 +31,13 @@ def open_source(options: PostgresSourceOptions, *, once: bool, moved: tuple[str,
     return PostgresSource(options, once=once, moved=moved)
 
 
+def warm_up(_options: PostgresSourceOptions) -> None:
+    """Compile the decoder, or load it."""
+    from firnline.sources.postgres.decode import warm_up
+
+    warm_up()
+
+
 def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, Columns]) -> SplitReader:
     """Open the reader of spool files."""
     from firnline.sources.cdc.reader import LogReader
