@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from firnline.errors import SourceError, SourceGapError
-from tests.support.binlog import Reading, end_of, flat, reading, stream_of
+from tests.support.binlog import Reading, end_of, flat, purge, reading, stream_of
 from tests.support.mysql import BinlogServer, MySqlServer, running_mysql
-from tests.support.processes import wait_until
 from tests.support.proxy import running_proxy
 
 pytestmark = [pytest.mark.mysql, pytest.mark.mariadb]
@@ -20,18 +19,6 @@ TABLE = "CREATE TABLE shop.t (id int primary key, v varchar(200))"
 def insert(server: BinlogServer, *ids: int) -> None:
     """A transaction per id."""
     server.run(*[f"INSERT INTO shop.t VALUES ({i}, 'value {i}')" for i in ids])
-
-
-def purge(server: BinlogServer) -> None:
-    """Remove all files of the log but a new one. A file is kept while a reader that has left seems to read it."""
-    server.run("FLUSH BINARY LOGS")
-    newest = end_of(server)["file"]
-
-    def is_gone() -> bool:
-        server.run(f"PURGE BINARY LOGS TO '{newest}'")
-        return len(server.run("SHOW BINARY LOGS")) == 1
-
-    wait_until(is_gone)
 
 
 def ids(log: Reading) -> list[int]:
@@ -115,7 +102,8 @@ def test_purged_before_it_was_read(shop: BinlogServer) -> None:
     with reading(shop, start) as log:
         position: Any = log.read(1).cuts[0].position
     insert(shop, 2)
-    purge(shop)
+    shop.run("FLUSH BINARY LOGS")
+    purge(shop, end_of(shop)["file"])
     insert(shop, 3)
     with contextlib.closing(stream_of(shop)) as stream, pytest.raises(SourceGapError) as caught:
         stream.open(position)
@@ -209,7 +197,8 @@ def test_a_log_without_gtids(mysql: MySqlServer) -> None:
             stream.open({**position, "server_uuid": "0" * 8})
         with contextlib.closing(stream_of(server)) as stream, pytest.raises(SourceGapError):
             stream.open({**position, "last": {**position["last"], "at": 5}})
-        purge(server)
+        server.run("FLUSH BINARY LOGS")
+        purge(server, end_of(server)["file"])
         with contextlib.closing(stream_of(server)) as stream, pytest.raises(SourceGapError):
             stream.open(position)
 

@@ -12,7 +12,7 @@ import pytest
 from firnline.errors import ConfigError, SourceError, SourceGapError
 from firnline.sources.cdc.log import unpack_frames
 from firnline.sources.mysql.decode import MySqlDecoder
-from tests.support.binlog import Reading, apply, end_of, flat, log_of, reading, stream_of
+from tests.support.binlog import Reading, apply, end_of, flat, log_of, purge, reading, stream_of
 from tests.support.mysql import BinlogServer, MySqlServer
 
 pytestmark = [pytest.mark.mysql, pytest.mark.mariadb]
@@ -320,7 +320,7 @@ def test_files_of_the_log_change(shop: BinlogServer) -> None:
     assert [row["id"] for _, _, row in flat(log.decode())] == [0, 1, 2]
     files = [one.position.rpartition(":")[0] for one in log.decode().transactions]
     assert len(set(files)) == 3
-    shop.run(f"PURGE BINARY LOGS TO '{end['file']}'")
+    purge(shop, end["file"])
     shop.run("INSERT INTO shop.orders VALUES (3, 'a', 1, NULL)")
     with reading(shop, idle) as log:  # the file of the position is proof enough
         assert [row["id"] for _, _, row in flat(log.read(1).decode())] == [3]

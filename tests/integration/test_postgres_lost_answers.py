@@ -96,7 +96,7 @@ def test_a_lost_answer_loses_and_doubles_nothing(
         if not was_hit:
             break
     assert number > 8, "a commit has several answers"
-    if treatment != "delay":
+    if treatment in ("drop", "reset"):  # a frozen answer may be that of a statement before
         assert unknown >= 1, "a lost answer to COMMIT leaves the outcome open"
         assert unknown + failed >= number - 1
     if treatment == "reset":  # nothing depends on time

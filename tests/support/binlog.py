@@ -11,6 +11,7 @@ from firnline.sources.cdc.log import Changes, Cut, Decoded, Op
 from firnline.sources.mysql.decode import MySqlDecoder
 from firnline.sources.mysql.stream import MySqlStream
 from tests.support.mysql import BinlogServer
+from tests.support.processes import wait_until
 
 WAIT_SECONDS = 120.0  # for what a server has committed to come
 
@@ -100,3 +101,13 @@ def only(decoded: Decoded) -> Changes:
     """The changes of a log that has those of one table under one schema."""
     (changes,) = decoded.changes
     return changes
+
+
+def purge(server: BinlogServer, file: str) -> None:
+    """Remove all files of the log before this one. A file is kept while a reader that has left seems to read it."""
+
+    def is_gone() -> bool:
+        server.run(f"PURGE BINARY LOGS TO '{file}'")
+        return str(server.run("SHOW BINARY LOGS")[0][0]) == file
+
+    wait_until(is_gone)
