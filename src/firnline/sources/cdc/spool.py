@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from firnline.storage import Storage
 from firnline.types import Json
 
 _MAGIC = b"FIRNSPL1"
-_FOOTER = struct.Struct("<QQQI8s")  # bytes of context, frames and facts; checksum of all three; magic
+_FOOTER = struct.Struct("<QQQ8s")  # bytes of context, frames and facts; magic
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +120,8 @@ def write_file(
     }
     told = json.dumps(facts, sort_keys=True).encode()
     parts = (content.context, content.frames, told)
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    checksum = digest.hexdigest()
-    footer = _FOOTER.pack(*(len(part) for part in parts), crc, _MAGIC)
+    checksum = _checksum(parts)
+    footer = _FOOTER.pack(*(len(part) for part in parts), _MAGIC)
     name = spool_name(number, begin.digest, end.digest, checksum)
     data = b"".join((*parts, footer))
     fault_point("spool.file.before")
@@ -151,25 +144,28 @@ def read_file(storage: Storage, folder: str, file: SpoolFile) -> Content:
             f"the spool file {file.name} is gone",
             hint="Restore it from a backup, or capture the tables anew in a pipeline of another name.",
         ) from None
-    parts = _split(data, file.name)
+    context, frames, _ = _split(data, file.name, file.checksum)
+    return Content(context, frames)
+
+
+def _checksum(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
-    if digest.hexdigest() != file.checksum:
-        raise DamagedError(f"the spool file {file.name} has another checksum than the one that was written")
-    return Content(parts[0], parts[1])
+    return digest.hexdigest()
 
 
-def _split(data: bytes, name: str) -> tuple[bytes, bytes, bytes]:
-    """Return context, frames and facts of a file."""
+def _split(data: bytes, name: str, checksum: str) -> tuple[bytes, bytes, bytes]:
+    """Return context, frames and facts of a file that has this checksum."""
     if len(data) < _FOOTER.size:
         raise DamagedError(f"the spool file {name} is cut off")
-    context, frames, told, crc, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    context, frames, told, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
     if magic != _MAGIC or context + frames + told + _FOOTER.size != len(data):
         raise DamagedError(f"the spool file {name} is no spool file, or cut off")
-    if zlib.crc32(data[: -_FOOTER.size]) != crc:
-        raise DamagedError(f"the spool file {name} is damaged")
-    return data[:context], data[context : context + frames], data[context + frames : -_FOOTER.size]
+    parts = data[:context], data[context : context + frames], data[context + frames : -_FOOTER.size]
+    if _checksum(parts) != checksum:
+        raise DamagedError(f"the spool file {name} has another checksum than the one that was written")
+    return parts
 
 
 def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
@@ -180,7 +176,7 @@ def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
     """
     number, _, _, checksum = spool_parts(name) or (0, "", "", "")
     data = storage.get(f"{folder}/{name}")
-    *_, told = _split(data, name)
+    *_, told = _split(data, name, checksum)
     facts = json.loads(told)
     return SpoolFile(
         name,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from firnline.clock import monotonic
-from firnline.errors import FencedError, FirnlineError, SinkError, SourceError
+from firnline.errors import FirnlineError, SinkError, SourceError
 from firnline.sources.cdc.log import Cut, LogStream, Piece
 from firnline.sources.cdc.spool import Content, Mark, SpoolFile, write_file
 from firnline.storage import Storage
@@ -163,8 +163,6 @@ class Spooler:
                     self._drop_open_parts()
                     pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
                     self._stopping.wait(pause * random.uniform(0.8, 1.2))
-        except FencedError as error:
-            self._fail(error)
         except FirnlineError as error:
             self._fail(error)
         except BaseException as error:  # whatever a client library raises, the plan must hear of it

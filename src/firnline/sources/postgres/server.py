@@ -33,10 +33,7 @@ class Slot:
 
     name: str
     confirmed: int  # the server may forget what lies before
-    active_pid: int | None
-    status: str | None  # reserved, extended, unreserved or lost
-    kept_bytes: int | None
-    reason: str | None = None  # why the server gave it up
+    active_pid: int | None = None  # of its reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +204,14 @@ class PostgresServer:
             reason = "invalidation_reason" if db.info.server_version >= 170000 else "NULL"
             row = db.execute(
                 SQL(
-                    "SELECT plugin, database = current_database(), confirmed_flush_lsn, active_pid, wal_status, {}, "
-                    "CASE WHEN pg_is_in_recovery() THEN NULL ELSE "
-                    "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint END "
+                    "SELECT plugin, database = current_database(), confirmed_flush_lsn, active_pid, wal_status, {} "
                     "FROM pg_replication_slots WHERE slot_name = %s"
                 ).format(SQL(reason)),
                 (slot,),
             ).fetchone()
         if row is None:
             return None
-        plugin, ours, confirmed, pid, status, why, kept = row
+        plugin, ours, confirmed, pid, status, why = row
         if plugin != PLUGIN or not ours:
             raise ConfigError(
                 f"{self.place}: the slot {slot} exists, and serves another database or plugin",
@@ -227,7 +222,7 @@ class PostgresServer:
                 f"{self.place}: the slot {slot} has lost its log ({why or status})",
                 hint=gap_hint(slot),
             )
-        return Slot(slot, parse_lsn(str(confirmed)), pid, status, kept, why)
+        return Slot(slot, parse_lsn(str(confirmed)), pid)
 
     def create_slot(self, slot: str) -> Slot:
         """Create a slot. The server may wait for transactions that are open now.
@@ -254,17 +249,12 @@ class PostgresServer:
         except psycopg.Error as error:
             raise self.translate(error) from error
         fault_point("postgres.slot.after")
-        return Slot(slot, parse_lsn(str(lsn)), None, "reserved", 0)
+        return Slot(slot, parse_lsn(str(lsn)))
 
     def end_reader(self, pid: int) -> None:
         """End another reader of the slot."""
         with self.session() as db:
             db.execute("SELECT pg_terminate_backend(%s)", (pid,))
-
-    def emit_heartbeat(self) -> None:
-        """Write a small message into the log, so that a quiet database does not hold it back."""
-        with self.session() as db:
-            db.execute("SELECT pg_logical_emit_message(false, 'firnline', '')")
 
 
 def inserts_only(publication: str) -> str:

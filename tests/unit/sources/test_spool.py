@@ -1,0 +1,46 @@
+"""Spool files: what is written is read, and no damaged byte goes unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firnline.errors import DamagedError, SourceGapError
+from firnline.sources.cdc.spool import Content, Mark, SpoolFile, follow, read_facts, read_file, write_file
+from firnline.storage import LocalStorage
+
+FOLDER = "spool"
+
+
+def write(storage: LocalStorage, number: int, begin: Mark, end: Mark) -> SpoolFile:
+    content = Content(b"context", b"frames" * number)
+    return write_file(storage, FOLDER, number, begin, end, content, rows=number, transactions=1, committed_at=5)
+
+
+def test_what_is_written_is_read_and_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    file = write(storage, 2, Mark(None), Mark({"lsn": "0/1"}))
+    assert read_file(storage, FOLDER, file) == Content(b"context", b"framesframes")
+    assert read_facts(storage, FOLDER, file.name) == file
+    key = f"{FOLDER}/{file.name}"
+    data = storage.get(key)
+    for at in range(len(data)):
+        storage.put(key, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedError):
+            read_file(storage, FOLDER, file)
+        with pytest.raises(DamagedError):
+            read_facts(storage, FOLDER, file.name)
+    storage.delete(key)
+    with pytest.raises(SourceGapError):
+        read_file(storage, FOLDER, file)
+
+
+def test_the_chain_takes_the_way_that_leads_furthest(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    start, middle, end, elsewhere = Mark(None), Mark({"at": 1}), Mark({"at": 2}), Mark({"at": 3})
+    first, second = write(storage, 1, start, middle), write(storage, 2, middle, end)
+    names = [first.name, second.name, write(storage, 1, start, elsewhere).name]
+    assert list(follow(names, 0, start)) == [first.name, second.name]
+    assert list(follow(names, 1, middle)) == [second.name]
+    assert list(follow(names, 2, end)) == []
