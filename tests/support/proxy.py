@@ -57,6 +57,7 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self.requests = 0
         self.answers = 0  # that the server has sent
+        self.hit_request = b""  # the last request of the connection whose answer was met first
         threading.Thread(target=self._accept, name=f"proxy-{self.port}", daemon=True).start()
 
     @property
@@ -142,6 +143,7 @@ class Proxy:
     def _saw_request(self, connection: _Connection, data: bytes) -> None:
         with self._lock:
             self.requests += 1
+            connection.last_request = data
             rule = self._rule
             if rule is not None and rule.on is not None and not rule.armed.is_set() and rule.on(data):
                 rule.connection = connection
@@ -158,6 +160,8 @@ class Proxy:
                 rule.after -= 1
                 return None
             self._is_refusing = rule.treatment == "refuse"
+            if not self._hit.is_set():
+                self.hit_request = connection.last_request
             self._hit.set()
             return rule
 
@@ -174,6 +178,7 @@ class _Connection:
         self._client = client
         self._server = server
         self._is_reset = False
+        self.last_request = b""
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

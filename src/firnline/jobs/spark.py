@@ -382,7 +382,7 @@ class SparkEngine:
     def _is_alive(self) -> bool:
         try:
             assert self._session is not None
-            return bool(self._session.version)
+            return bool(self._session._jsparkSession.version())  # `session.version` keeps its first answer
         except Exception:  # any answer except a version means that the JVM is dead
             return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -15,14 +16,24 @@ WAIT = 30
 
 
 class FakeSession:
-    """A session whose jobs fail, and whose JVM may be dead."""
+    """A session whose jobs fail, and whose JVM may be dead. Like Spark's, it keeps the first answer of `version`."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self.alive = True
         self.stopped = stopped
 
-    @property
+    @cached_property
     def version(self) -> str:
+        return str(self._jsparkSession.version())
+
+    @property
+    def _jsparkSession(self) -> Any:  # noqa: N802 - Spark's name
+        class Java:
+            version = staticmethod(self._answer)
+
+        return Java()
+
+    def _answer(self) -> str:
         if not self.alive:
             raise ConnectionError("no JVM")
         return "4"
