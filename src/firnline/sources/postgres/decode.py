@@ -32,6 +32,7 @@ Flags = npt.NDArray[np.bool_]
 _OPS = {m.INSERT: Op.INSERT, m.UPDATE: Op.UPDATE, m.DELETE: Op.DELETE}
 _SMALLEST_ROW = 4 + 1 + 4 + 1 + 2  # bytes of the smallest frame of a row
 _SMALLEST_OTHER = 4 + 1
+_MOST_BYTES = (1 << 31) - 1  # that the offsets of an Arrow array can count
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class _Pass:
         def decode_up_to(end: int) -> None:
             nonlocal segment, order
             if end > segment:
-                made, count = self._decode_rows(rows[segment:end], order, shift)
+                made, count = self._decode_rows(rows[:, segment:end], order, shift)
                 changes.extend(made)
                 order += count
             segment = end
@@ -108,7 +109,7 @@ class _Pass:
                 self._begin(message)
             else:
                 m.Commit.parse(message)
-        decode_up_to(len(rows))
+        decode_up_to(rows.shape[1])
         changes.sort(key=lambda item: item[0])
         return Decoded([one for _, one in changes], self._transactions, order, tuple(self._warnings))
 
@@ -162,31 +163,32 @@ class _Pass:
 
     def _walk(self) -> tuple[Numbers, Numbers]:
         size = len(self._data)
-        rows: Numbers = np.empty((size // _SMALLEST_ROW + 1, k.ROW_COLUMNS), np.int64)
+        rows: Numbers = np.empty((k.ROW_LINES, size // _SMALLEST_ROW + 1), np.int64)
         others: Numbers = np.empty((size // _SMALLEST_OTHER + 1, 3), np.int64)
         status, count, other_count, at = k.find_rows(self._data, rows, others)
         if status < 0:
             raise DamagedError(f"frame at byte {at} cannot be read")
-        return rows[:count], others[:other_count]
+        return rows[:, :count], others[:other_count]
 
     def _decode_rows(self, rows: Numbers, order: int, shift: int) -> tuple[list[tuple[int, Changes]], int]:
         """Decode rows under the tables in force; returns their changes, each with its first place, and their number.
 
         An update that changes the key counts as two.
         """
-        moved = self._find_moved(rows)
-        places: Numbers = np.arange(len(rows), dtype=np.int64) + np.concatenate(([0], np.cumsum(moved)[:-1])) + order
+        moved: Flags = (rows[k.KIND] == m.UPDATE) & (rows[k.OLD_KIND] == ord("K"))  # it has the old key: that changed
+        many = len(moved) + int(np.count_nonzero(moved))
+        places: Numbers = np.arange(order, order + len(moved), dtype=np.int64)
+        if many > len(moved):
+            places[1:] += np.cumsum(moved[:-1])
+        relations = rows[k.RELATION]
+        if (relations == relations[0]).all():
+            return [(order, self._decode_table(self._table(int(relations[0])), rows, moved, places, shift))], many
         made: list[tuple[int, Changes]] = []
-        for number in np.unique(rows[:, k.RELATION]).tolist():
-            chosen = np.flatnonzero(rows[:, k.RELATION] == number)
-            changes = self._decode_table(self._table(number), rows[chosen], moved[chosen], places[chosen], shift)
+        for number in np.unique(relations).tolist():
+            chosen = np.flatnonzero(relations == number)
+            changes = self._decode_table(self._table(number), _pick(rows, chosen), moved[chosen], places[chosen], shift)
             made.append((int(places[chosen[0]]), changes))
-        return made, len(rows) + int(moved.sum())
-
-    def _find_moved(self, rows: Numbers) -> Flags:
-        """Find updates that change the key: their message has the old key."""
-        moved: Flags = (rows[:, k.KIND] == m.UPDATE) & (rows[:, k.OLD_KIND] == ord("K"))
-        return moved
+        return made, many
 
     def _table(self, number: int) -> _Table:
         if number not in self._tables:
@@ -194,33 +196,40 @@ class _Pass:
         return self._tables[number]
 
     def _decode_table(self, table: _Table, rows: Numbers, moved: Flags, places: Numbers, shift: int) -> Changes:
-        count = len(rows) + int(moved.sum())
         if moved.any():  # the delete of the old key stands before the insert of the new one
-            index = np.repeat(np.arange(len(rows)), 1 + moved)
-            is_delete = np.concatenate(([False], index[1:] == index[:-1]))
-            is_delete = np.roll(is_delete, -1)  # the first of two
-            rows, places = rows[index], places[index] + (~is_delete & moved[index])
-            ops = _ops(rows[:, k.KIND])
+            index = np.repeat(np.arange(len(moved)), 1 + moved)
+            is_delete = np.append(index[1:] == index[:-1], False)  # the first of two
+            rows, places = _pick(rows, index), places[index] + (~is_delete & moved[index])
+            ops = _ops(rows[k.KIND])
             ops[moved[index]] = Op.INSERT
             ops[is_delete] = Op.DELETE
         else:
-            is_delete = np.zeros(len(rows), np.bool_)
-            ops = _ops(rows[:, k.KIND])
-        is_delete |= ops == Op.DELETE
-        starts = np.where(is_delete, rows[:, k.OLD], rows[:, k.NEW])
-        has_old, has_key = rows[:, k.OLD_KIND] == ord("O"), rows[:, k.OLD_KIND] == ord("K")
-        old = np.where(has_old & ~is_delete, rows[:, k.OLD], 0) if (has_old & ~is_delete).any() else None
-        values = self._values(table.schema, starts, only_key=is_delete & has_key, instead=old)
-        before = None
-        if self._before:
-            old_rows = self._values(table.schema, rows[:, k.OLD], only_key=has_key).rows
-            fields, nothing = list(old_rows.schema), pa.array(rows[:, k.OLD] == 0)
-            before = pa.StructArray.from_arrays(old_rows.columns, fields=fields, mask=nothing)
-        transaction = (rows[:, k.TRANSACTION] + shift).astype(np.int32)
-        if len(transaction) and transaction.min() < 0:
+            ops = _ops(rows[k.KIND])
+        transaction = rows[k.TRANSACTION].astype(np.int32) + np.int32(shift)
+        if transaction.min() < 0:
             raise DamagedError("a row stands outside of a transaction")
-        assert len(ops) == count
+        values = self._new_values(table.schema, rows, ops == Op.DELETE)
+        before = self._old_values(table.schema, rows) if self._before else None
         return Changes(table.schema, ops, values.rows, values.missing, places, transaction, before, values.odd)
+
+    def _new_values(self, schema: TableSchema, rows: Numbers, is_delete: Flags) -> _Values:
+        """Decode what rows hold after the change; of a delete, what the log has of the row."""
+        news, ends, olds = rows[k.NEW], rows[k.END], rows[k.OLD]
+        if not olds.any():
+            return self._values(schema, self._find_values(schema, news, ends, is_whole=True), None)
+        # The new tuple of an update is checked even where the old one is wanted: the delete of a key that changed.
+        found = self._find_values(schema, news, ends, is_whole=True)
+        old = self._find_values(schema, olds, ends, is_whole=False)
+        whole_old = (rows[k.OLD_KIND] == ord("O")) & ~is_delete
+        chosen = is_delete | ((found[1] == k.UNCHANGED) & whole_old)
+        offsets, lengths = np.where(chosen, old[0], found[0]), np.where(chosen, old[1], found[1])
+        return self._values(schema, (offsets, lengths), is_delete & (rows[k.OLD_KIND] == ord("K")))
+
+    def _old_values(self, schema: TableSchema, rows: Numbers) -> pa.StructArray:
+        """Decode what rows held before the change, as far as the log has it."""
+        found = self._find_values(schema, rows[k.OLD], rows[k.END], is_whole=False)
+        values = self._values(schema, found, rows[k.OLD_KIND] == ord("K")).rows
+        return pa.StructArray.from_arrays(values.columns, fields=list(values.schema), mask=pa.array(rows[k.OLD] == 0))
 
     def _truncate(self, schema: TableSchema, order: int) -> Changes:
         values = [pa.nulls(1, column.type) for column in schema.columns]
@@ -238,49 +247,59 @@ class _Pass:
 
     # -- values ---------------------------------------------------------------------------------------
 
-    def _values(
-        self, schema: TableSchema, starts: Numbers, *, only_key: Flags, instead: Numbers | None = None
-    ) -> _Values:
-        """Decode tuples. `only_key`: tuples that have values of the key alone, and nulls elsewhere; `instead`: tuples
-        with the values that are unchanged."""
-        offsets, lengths = self._find_values(schema, starts)
-        if instead is not None:
-            old_offsets, old_lengths = self._find_values(schema, instead)
-            unchanged = lengths == k.UNCHANGED
-            offsets, lengths = np.where(unchanged, old_offsets, offsets), np.where(unchanged, old_lengths, lengths)
-        found = _Values(pa.RecordBatch.from_arrays([], names=[]), [], {})
+    def _values(self, schema: TableSchema, found: tuple[Numbers, Numbers], only_key: Flags | None) -> _Values:
+        """Decode the values of tuples. `only_key`: tuples that have values of the key alone, and nulls elsewhere."""
+        offsets, lengths = found
+        made = _Values(pa.RecordBatch.from_arrays([], names=[]), [], {})
         arrays: list[pa.Array] = []
         for index, column in enumerate(schema.columns):
-            absent = lengths[index] == k.UNCHANGED
-            if not column.is_key and only_key.any():
-                absent |= only_key
-            found.missing.append(absent if absent.any() else None)
-            converted = convert(self._gather(offsets[index], lengths[index]), column.type)
+            texts = self._gather(offsets[index], lengths[index])
+            absent: Flags | None = None
+            if texts.null_count:
+                absent = lengths[index] == k.UNCHANGED
+            if only_key is not None and not column.is_key:
+                absent = only_key if absent is None else absent | only_key
+            made.missing.append(absent if absent is not None and absent.any() else None)
+            converted = convert(texts, column.type)
             arrays.append(converted.values)
             if converted.odd:
-                found.odd[column.name] = converted.odd
+                made.odd[column.name] = converted.odd
         fields = [pa.field(column.name, column.type) for column in schema.columns]
-        return replace(found, rows=pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+        return replace(made, rows=pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
 
-    def _find_values(self, schema: TableSchema, starts: Numbers) -> tuple[Numbers, Numbers]:
+    def _find_values(
+        self, schema: TableSchema, starts: Numbers, ends: Numbers, *, is_whole: bool
+    ) -> tuple[Numbers, Numbers]:
+        """Return where the values of tuples lie, and how long they are."""
         columns = len(schema.columns)
         if not columns:
             raise DamagedError(f"{schema.table} has no columns")
         offsets: Numbers = np.empty((columns, len(starts)), np.int64)
         lengths: Numbers = np.empty((columns, len(starts)), np.int64)
-        if k.find_values(self._data, starts, columns, offsets, lengths) < 0:
+        status = k.find_values(self._data, starts, ends, columns, is_whole, offsets, lengths)
+        if status == k.BAD_COLUMNS:
             raise DamagedError(f"a row of {schema.table} has another number of columns than the table")
+        if status < 0:
+            raise DamagedError(f"a row of {schema.table} cannot be read")
         return offsets, lengths
 
     def _gather(self, offsets: Numbers, lengths: Numbers) -> Any:
         count = len(lengths)
         ends: npt.NDArray[np.int32] = np.empty(count + 1, np.int32)
-        absent = k.measure(lengths, ends)
-        text: Bytes = np.empty(max(1, int(ends[-1])), np.uint8)
-        valid: Bytes = np.zeros((count + 7) // 8 or 1, np.uint8)
-        k.gather(self._data, offsets, lengths, ends, text, valid)
-        buffers = [pa.py_buffer(valid) if absent else None, pa.py_buffer(ends), pa.py_buffer(text)]
-        return pa.Array.from_buffers(pa.string(), count, buffers, null_count=int(absent))
+        size, absent = k.measure(lengths, ends)
+        if size > _MOST_BYTES:
+            raise DamagedError(f"the values of a column have {size} bytes, more than Arrow can hold in one array")
+        text: Bytes = np.empty(size + k.SLACK, np.uint8)
+        k.gather(self._data, offsets, lengths, ends, text)
+        valid = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little")) if absent else None
+        buffers = [valid, pa.py_buffer(ends), pa.py_buffer(text).slice(0, size)]
+        return pa.Array.from_buffers(pa.string(), count, buffers, null_count=absent)
+
+
+def _pick(rows: Numbers, index: Numbers) -> Numbers:
+    """Return rows of the table of rows, its lines contiguous again, as compiled functions want them."""
+    picked: Numbers = np.take(rows, index, axis=1)
+    return picked
 
 
 def _ops(kinds: Numbers) -> npt.NDArray[np.uint8]:

@@ -9,15 +9,16 @@ against the end of their frame.
 
 from __future__ import annotations
 
-from firnline.jit import compiled, entry
+from firnline.jit import compiled, copy16, entry
 
 CUT_OFF, BAD_KIND, BAD_COLUMNS, BAD_LENGTH, TOO_MANY = -1, -2, -3, -4, -5
 
-# Columns of the table of rows.
-KIND, RELATION, FRAME, END, NEW, OLD, OLD_KIND, TRANSACTION = range(8)
-ROW_COLUMNS = 8
+# Lines of the table of rows.
+KIND, RELATION, NEW, END, OLD, OLD_KIND, TRANSACTION = range(7)
+ROW_LINES = 7
 
 NULL, UNCHANGED = -1, -2  # lengths of values that are not there
+SLACK = 16  # bytes behind the end of a target that `gather` may write
 
 _B, _C, _R, _Y, _I, _U, _D, _T = 66, 67, 82, 89, 73, 85, 68, 84
 _K, _N, _O = 75, 78, 79
@@ -59,9 +60,10 @@ def pass_tuple(data, at, end):
 def find_rows(data, rows, others):
     """List the rows of frames, and the frames that are no rows.
 
-    `rows` gets a line per row (see the columns above; OLD is 0 without an old row), `others` the start, the end and the
-    number of rows before each other frame. Returns (status, rows, others, byte): the status is 0, or says what is
-    wrong at that byte.
+    `rows` gets a column per row (see the lines above): NEW is where its new tuple begins, which ends with the frame at
+    END and is checked by `find_values`; OLD is where its old one begins, which is checked here; 0 is none. `others`
+    gets the start, the end and the number of rows before each other frame. Returns (status, rows, others, byte): the
+    status is 0, or says what is wrong at that byte.
     """
     at, end = 0, len(data)
     row, other, transaction = 0, 0, -1
@@ -75,24 +77,17 @@ def find_rows(data, rows, others):
         stop = start + size
         kind = data[start]
         if kind in (_I, _U, _D):
-            if row >= len(rows):
+            if row >= rows.shape[1]:
                 return TOO_MANY, row, other, at
             if size < 6:
                 return CUT_OFF, row, other, at
             place = start + 5
             mark = data[place]
-            rows[row, KIND] = kind
-            rows[row, RELATION] = big32(data, start + 1)
-            rows[row, FRAME] = start
-            rows[row, END] = stop
-            rows[row, NEW] = 0
-            rows[row, OLD] = 0
-            rows[row, OLD_KIND] = 0
-            rows[row, TRANSACTION] = transaction
+            new, old, old_kind = 0, 0, 0
             if kind != _I and mark in (_K, _O):
-                rows[row, OLD] = place + 1
-                rows[row, OLD_KIND] = mark
-                place = pass_tuple(data, place + 1, stop)
+                old = place + 1
+                old_kind = int(mark)
+                place = pass_tuple(data, old, stop)
                 if place < 0:
                     return place, row, other, at
                 if place < stop:
@@ -100,14 +95,18 @@ def find_rows(data, rows, others):
             if kind != _D:
                 if place >= stop or mark != _N:
                     return BAD_KIND, row, other, at
-                rows[row, NEW] = place + 1
-                place = pass_tuple(data, place + 1, stop)
-                if place < 0:
-                    return place, row, other, at
-            elif rows[row, OLD] == 0:
+                new = place + 1
+            elif old == 0:
                 return BAD_KIND, row, other, at
-            if place != stop:
+            elif place != stop:
                 return BAD_LENGTH, row, other, at
+            rows[KIND, row] = kind
+            rows[RELATION, row] = big32(data, start + 1)
+            rows[NEW, row] = new
+            rows[END, row] = stop
+            rows[OLD, row] = old
+            rows[OLD_KIND, row] = old_kind
+            rows[TRANSACTION, row] = transaction
             row += 1
         elif kind in (_B, _C, _R, _Y, _T):
             if other >= len(others):
@@ -125,61 +124,81 @@ def find_rows(data, rows, others):
 
 
 @entry
-def find_values(data, starts, columns, offsets, lengths):
+def find_values(data, starts, ends, columns, is_whole, offsets, lengths):
     """Find the values of tuples that begin at `starts` (0: there is none, all its values are UNCHANGED).
 
-    `offsets` and `lengths` have a line per column. Returns 0, or BAD_COLUMNS if a tuple has another number of columns.
-    The tuples were checked by `find_rows`.
+    No tuple goes beyond its place in `ends`; with `is_whole` it ends there. `offsets` and `lengths` have a line per
+    column. Returns 0, or what is wrong with a tuple: it has another number of columns, or does not end where it should.
     """
     for row in range(len(starts)):
-        at = starts[row]
+        at, end = starts[row], ends[row]
         if at == 0:
             for column in range(columns):
                 offsets[column, row] = 0
                 lengths[column, row] = UNCHANGED
             continue
+        if at + 2 > end:
+            return CUT_OFF
         if ((int(data[at]) << 8) | int(data[at + 1])) != columns:
             return BAD_COLUMNS
         at += 2
         for column in range(columns):
+            if at >= end:
+                return CUT_OFF
             kind = data[at]
             at += 1
             if kind == _TEXT:
+                if at + 4 > end:
+                    return CUT_OFF
                 size = big32(data, at)
-                offsets[column, row] = at + 4
+                at += 4
+                if size > end - at:
+                    return CUT_OFF
+                offsets[column, row] = at
                 lengths[column, row] = size
-                at += 4 + size
-            else:
+                at += size
+            elif kind == _NULL:
                 offsets[column, row] = 0
-                lengths[column, row] = NULL if kind == _NULL else UNCHANGED
+                lengths[column, row] = NULL
+            elif kind == _UNCHANGED:
+                offsets[column, row] = 0
+                lengths[column, row] = UNCHANGED
+            else:
+                return BAD_KIND
+        if is_whole and at != end:
+            return BAD_LENGTH
     return 0
 
 
 @entry
 def measure(lengths, ends):
-    """Fill Arrow's offsets of the values with these lengths; returns how many are not there."""
+    """Fill Arrow's offsets of the values with these lengths; returns how many bytes they have, and how many values are
+    not there."""
     total, absent = 0, 0
     ends[0] = 0
     for row in range(len(lengths)):
-        if lengths[row] > 0:
-            total += lengths[row]
-        elif lengths[row] < 0:
+        size = lengths[row]
+        if size < 0:
             absent += 1
+        else:
+            total += size
         ends[row + 1] = total
-    return absent
+    return total, absent
 
 
 @entry
-def gather(data, offsets, lengths, ends, text, valid):
-    """Copy values one behind the other; `valid` gets a bit per row."""
+def gather(data, offsets, lengths, ends, text):
+    """Copy values one behind the other. `text` has SLACK more bytes than they need."""
+    last = len(data) - 16
     for row in range(len(lengths)):
-        size = lengths[row]
-        if size >= 0:
-            valid[row >> 3] |= 1 << (row & 7)
-            at, to = offsets[row], ends[row]
-            for i in range(size):
-                text[to + i] = data[at + i]
-    return 0
+        at, to, size = offsets[row], int(ends[row]), lengths[row]
+        i = 0
+        while i < size and at + i <= last:  # what is written too much is overwritten by the next value
+            copy16(data, at + i, text, to + i)
+            i += 16
+        while i < size:
+            text[to + i] = data[at + i]
+            i += 1
 
 
 @compiled
