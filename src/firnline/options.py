@@ -45,6 +45,8 @@ class SourceOptions:
 
     type: ClassVar[str]  # the kind of source, see `firnline.sources.registry`
     replays_quarantine: ClassVar[bool] = True  # whether `Source.replay_quarantined` reads records again
+    counts: ClassVar[str] = "file"  # what people call one input
+    waits_for: ClassVar[str] = "file"  # what people call what comes next
 
     name: str
     poll_interval_secs: float = field(default=10, kw_only=True)
@@ -404,6 +406,13 @@ class PipelineOptions:
                 "returns that folder from `home` of its options.)",
             )
         return home
+
+    @property
+    def input_words(self) -> tuple[str, str]:
+        """What people call one input, and what comes next: `input` for both if sources differ."""
+        words = ({source.counts for source in self.sources}, {source.waits_for for source in self.sources})
+        counts, waits_for = (one.pop() if len(one) == 1 else "input" for one in words)
+        return counts, waits_for
 
     @property
     def followers(self) -> tuple[FollowerOptions, ...]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from deltalake import DeltaTable
 
+from firnline.clock import monotonic
 from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions
+from firnline.run.observer import Observer
+from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner, RunResult
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.postgres.options import PostgresSourceOptions
+from firnline.testing.local import LocalEngine
 
 Row = tuple[Any, ...]
+WAIT_SECONDS = 120.0  # on a busy machine
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10,2), note text)"
 
 
@@ -58,3 +67,35 @@ def check_current(dsn: str, folder: Path, columns: str = "id, amount, note") -> 
 def history(folder: Path) -> list[Row]:
     """The history, as (id, op), sorted."""
     return delta_rows(folder / "history", "id", "_op")
+
+
+class Capturing:
+    """A run in a thread of its own that goes on until the block ends; its failure is an error of the test."""
+
+    def __init__(self, options: PipelineOptions, observer: Observer | None = None) -> None:
+        self.pipeline = open_pipeline(options)
+        self.runner = Runner(self.pipeline, LocalEngine(1), observer or Observer())
+        self.results: list[RunResult] = []
+        self._thread = threading.Thread(target=lambda: self.results.append(self.runner.run()), daemon=True)
+
+    def __enter__(self) -> Capturing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.runner.stop()
+        self._thread.join(WAIT_SECONDS)
+        if kind is None:
+            assert [result.error for result in self.results] == [None]
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.results)
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    """Wait for something that a run does."""
+    deadline = monotonic() + WAIT_SECONDS
+    while not is_true():
+        assert monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

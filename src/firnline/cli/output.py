@@ -112,6 +112,21 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:,.1f} TB"
 
 
+def lag_text(lag: Mapping[str, Any]) -> str:
+    """Say how far a source is behind the log of its server, as in `LogLag`."""
+    if lag["alarm"]:
+        return str(lag["alarm"])
+    if lag["lag_bytes"] == 0:
+        texts = ["in sync with the server"]
+    else:
+        bytes_text = f"{size_text(lag['lag_bytes'])} behind" if lag["lag_bytes"] is not None else "behind"
+        seconds = f", {time_text(lag['lag_seconds'])}" if lag["lag_seconds"] is not None else ""
+        texts = [f"{bytes_text}{seconds}, the server is at {lag['server_position']}"]
+    if lag["retained_bytes"] is not None:
+        texts.append(f"its slot keeps {size_text(lag['retained_bytes'])}")
+    return ", ".join(texts)
+
+
 def time_text(seconds: float) -> str:
     """A duration: `0.3 s`, `1:05`, `2:01:09`."""
     if seconds < 60:

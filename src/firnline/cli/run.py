@@ -203,12 +203,12 @@ def _run(
     from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner, RunResult
 
-    totals = RunTotals(monotonic)
+    totals = RunTotals(monotonic, options.input_words)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(open_display(totals))
         stack.enter_context(logging_to(display, debug=debug))
         watchers = stack.enter_context(_watchers(options, metrics, display.say))
-        reporter = open_reporter(display, attempts=options.restart.attempts)
+        reporter = open_reporter(display, attempts=options.restart.attempts, words=options.input_words)
         engine = SparkEngine(
             options.name,
             options.spark,
@@ -321,7 +321,7 @@ def _did(options: PipelineOptions, totals: RunTotals, *, asked: bool, behind: bo
     from firnline.cli.run_report import rows_text
 
     where = f" in {totals.rows_in}" if totals.rows_in else ""
-    files = count_text(totals.files, "file")
+    files = count_text(totals.files, totals.words[0])
     rows = rows_text(totals.rows, totals.changes, are_changes=totals.are_changes)
     facts = [f"done after epoch {totals.epoch}: {rows}{where} from {files}"]
     if totals.quarantined:

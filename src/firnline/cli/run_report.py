@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from firnline.cli import logs
-from firnline.cli.output import count_text, log_text, size_text, time_text
+from firnline.cli.output import count_text, lag_text, log_text, size_text, time_text
 from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.sinks.base import Head
-from firnline.sources.base import Backlog
+from firnline.sources.base import Backlog, LogLag
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
@@ -37,6 +37,7 @@ class RunTotals(Observer):
     """The totals of a run so far."""
 
     monotonic: Callable[[], float]
+    words: tuple[str, str] = ("file", "file")  # what one input is called, and what comes next
     run: str = ""
     epoch: int = 0
     generation: int = 0
@@ -60,6 +61,7 @@ class RunTotals(Observer):
     lags: tuple[SinkLag, ...] = ()  # of further sinks
     deliveries: Counter[str] = field(default_factory=Counter)  # epochs by further sink
     waiting: Backlog | None = None
+    logs: Mapping[str, LogLag] = field(default_factory=dict)  # by source that reads the log of a server
     unreachable: list[str] = field(default_factory=list)  # why sources cannot be read at present
     doing: str = "reading the table"
     spark_since: float | None = None  # when Spark began to start; None once it has started
@@ -69,6 +71,10 @@ class RunTotals(Observer):
     def __post_init__(self) -> None:
         self._began = self.monotonic()
         self._recent.append((self._began, 0, 0))
+
+    @property
+    def _looks(self) -> str:
+        return "lists files" if self.words[1] == "file" else f"looks for {self.words[1]}s"
 
     @property
     def seconds(self) -> float:
@@ -98,7 +104,7 @@ class RunTotals(Observer):
     def started(self, run: str, held: Head) -> None:
         self.run, self.epoch, self.generation = run, held.epoch, held.generation
         self.recovery_path = self.recovery_path or held.path
-        self.doing = "lists files"
+        self.doing = self._looks
 
     def claimed(self, generation: int) -> None:
         self.generation = generation
@@ -164,8 +170,11 @@ class RunTotals(Observer):
     def backlog(self, backlog: Backlog) -> None:
         self.waiting = backlog
 
+    def log_lags(self, lags: Mapping[str, LogLag]) -> None:
+        self.logs = lags
+
     def idle(self) -> None:
-        self.doing = "waits: " + self.unreachable[0] if self.unreachable else "waits for new files"
+        self.doing = "waits: " + self.unreachable[0] if self.unreachable else f"waits for new {self.words[1]}s"
 
     def sources(self, unreachable: Mapping[str, str | None]) -> None:
         self.unreachable = [reason for reason in unreachable.values() if reason]
@@ -185,7 +194,7 @@ class RunTotals(Observer):
         self.doing = f"waits for the {lag.tier} tier"
 
     def paused(self, paused: bool) -> None:
-        self.doing = "paused" if paused else "lists files"
+        self.doing = "paused" if paused else self._looks
 
     def stopped(self, exit_code: int) -> None:
         self.doing = "stopping Spark"
@@ -271,9 +280,10 @@ def rows_text(rows: int, changes: Mapping[str, int], *, are_changes: bool) -> st
 class RunReporter(Observer):
     """Writes one line about each event that a person should know."""
 
-    def __init__(self, say: Callable[[str], None], *, attempts: int) -> None:
+    def __init__(self, say: Callable[[str], None], *, attempts: int, words: tuple[str, str] = ("file", "file")) -> None:
         self._say = say
         self._attempts = attempts
+        self._words = words  # what one input is called, and what comes next
         self._starts = 0
         self._idle = False
         self._set_aside = 0
@@ -309,8 +319,8 @@ class RunReporter(Observer):
         texts = [
             f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
             _rows_text(facts),
-            count_text(facts.files, "file"),
-            *([f"{count_text(facts.files_failed, 'file')} failed"] if facts.files_failed else []),
+            count_text(facts.files, self._words[0]),
+            *([f"{count_text(facts.files_failed, self._words[0])} failed"] if facts.files_failed else []),
             *([] if facts.is_staged else [f"version {facts.version}"]),
             time_text(took_ms(facts.durations_ms) / 1000),
             *_of_operators(facts),
@@ -358,7 +368,7 @@ class RunReporter(Observer):
     def idle(self) -> None:
         if not self._idle and not self._unreachable:
             self._idle = True
-            self._say("all read; waiting for new files")
+            self._say(f"all read; waiting for new {self._words[1]}s")
 
     def copies(self, lags: Sequence[Replication]) -> None:
         for lag in lags:
@@ -403,8 +413,14 @@ class RunReporter(Observer):
 class FieldsReporter(RunReporter):
     """Logs the events of a run that programs look for with their numbers as fields; the others as texts."""
 
-    def __init__(self, log: Callable[[str, str, Mapping[str, Any]], None], *, attempts: int) -> None:
-        super().__init__(lambda text: log("info", text, {}), attempts=attempts)
+    def __init__(
+        self,
+        log: Callable[[str, str, Mapping[str, Any]], None],
+        *,
+        attempts: int,
+        words: tuple[str, str] = ("file", "file"),
+    ) -> None:
+        super().__init__(lambda text: log("info", text, {}), attempts=attempts, words=words)
         self._log = log
 
     def started(self, run: str, held: Head) -> None:
@@ -470,11 +486,11 @@ def open_display(totals: RunTotals) -> Iterator[Display]:
             yield Lines(stream)
 
 
-def open_reporter(display: Display, *, attempts: int) -> RunReporter:
+def open_reporter(display: Display, *, attempts: int, words: tuple[str, str]) -> RunReporter:
     """Return the observer that writes about the events of a run in the way of the display."""
     if isinstance(display, JsonLines):
-        return FieldsReporter(display.log, attempts=attempts)
-    return RunReporter(display.say, attempts=attempts)
+        return FieldsReporter(display.log, attempts=attempts, words=words)
+    return RunReporter(display.say, attempts=attempts, words=words)
 
 
 class Lines:
@@ -573,19 +589,21 @@ class LiveDisplay:
             left = totals.seconds_left
             texts = [
                 f"{100 * totals.bytes_read / total:.0f} %",
-                f"backlog {count_text(waiting.files_outstanding, 'file')}, {size_text(waiting.bytes_outstanding)}",
+                f"backlog {count_text(waiting.files_outstanding, totals.words[0])}, "
+                f"{size_text(waiting.bytes_outstanding)}",
                 f"{time_text(left)} left" if left is not None and waiting.bytes_outstanding else "",
             ]
             grid.add_row(bar, *texts)
         doing = "stops after the epochs in flight; Ctrl-C again stops at once" if self._stopping else totals.step
         numbers = (
-            f"{count_text(totals.files, 'file')}   {count_text(totals.records, 'record')}   "
+            f"{count_text(totals.files, totals.words[0])}   {count_text(totals.records, 'record')}   "
             f"{totals.speed[1] / 1e6:.1f} MB/s   epoch {totals.epoch}   {time_text(totals.seconds)}"
         )
         if totals.state_bytes is not None:
             numbers += f"   state {size_text(totals.state_bytes)}"
         style = "yellow" if self._stopping or totals.doing.startswith("retries") else "dim"
-        lines = [Text(f"sink {words}", style="yellow") for words in totals.lagging]
+        lines = [Text(f"source {name}: {lag_text(lag.to_json())}") for name, lag in totals.logs.items()]
+        lines += [Text(f"sink {words}", style="yellow") for words in totals.lagging]
         return Group(Text(numbers), grid, *lines, Text(doing, style=style))
 
 

@@ -23,6 +23,7 @@ from firnline.cli.output import (
     ago_text,
     brief,
     count_text,
+    lag_text,
     letters_text,
     screen_width,
     size_text,
@@ -71,9 +72,15 @@ Output (JSON fields):
                 behind: decided, and waiting for the sink, with the last error;
                 the first one decides, and is the journal if no table does
   sources       [{name, location, position, files_in_progress,
-                files_set_aside, files_outstanding, bytes_outstanding, error}];
+                files_set_aside, files_outstanding, bytes_outstanding, log,
+                schemas, error}];
                 position: of files {root, last_committed_file, ...}; error: why
-                the source cannot be listed now
+                the source cannot be listed now;
+                log: of a source that captures changes {server_position,
+                position, lag_bytes, lag_seconds (at most), retained_bytes (of
+                the server's log, by the slot; null without one), alarm}; null
+                for others; schemas: those in force, [{table, version,
+                fingerprint}]
   last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
                 the newest run with an error failed (ended_run), or the last
                 error that it overcame; code `killed`: it ended without a word,
@@ -348,6 +355,8 @@ def _source_text(source: dict[str, Any]) -> str:
         texts = [fact_text(position)]
     if source["error"]:
         texts.append(f"cannot be listed: {source['error']}")
+    elif source["log"]:
+        texts.append(lag_text(source["log"]))
     else:
         waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
         texts.append(f"backlog {waiting}" if source["files_outstanding"] else "no backlog")
@@ -355,7 +364,16 @@ def _source_text(source: dict[str, Any]) -> str:
         texts.append(f"{count_text(source['files_in_progress'], 'file')} in progress")
     if source["files_set_aside"]:
         texts.append(f"{count_text(source['files_set_aside'], 'file')} set aside")
+    if source["schemas"]:
+        texts.append(f"schema {_schemas_text(source['schemas'])}")
     return "; ".join(texts)
+
+
+def _schemas_text(schemas: list[dict[str, Any]]) -> str:
+    """Return the versions of tables' schemas; of many tables the first ones."""
+    shown = [f"{one['table']} version {one['version']}" for one in schemas[:NAMES_SHOWN]]
+    more = len(schemas) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more (`firnline schema-history`)"] if more else [])])
 
 
 def _error_text(error: dict[str, Any]) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
+from firnline.history.schemas import in_force, load_schema_history
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
-from firnline.sources.base import PositionView, Source
+from firnline.sources.base import LogLag, PositionView, Source
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
@@ -30,6 +31,8 @@ class SourceInput:
     grown: int = 0
     changed: int = 0
     incomplete: int = 0
+    log: LogLag | None = None  # of a source that reads the log of a server
+    schemas: list[dict[str, Json]] = field(default_factory=list)  # of its tables, as they are in force
     error: str | None = None
 
     def to_json(self) -> dict[str, Json]:
@@ -43,6 +46,8 @@ class SourceInput:
             "files_set_aside": len(self.view.set_aside),
             "files_outstanding": self.files if listed else None,
             "bytes_outstanding": self.size_bytes if listed else None,
+            "log": self.log.to_json() if self.log is not None else None,
+            "schemas": self.schemas,
             "error": self.error,
         }
 
@@ -77,6 +82,7 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
         SourceInput(source.name, source.location, described.get(source.name) or PositionView({}, by_input=True))
         for source in pipeline.sources
     ]
+    _add_schemas(pipeline, head, found)
     with contextlib.closing(LedgerFiles(pipeline)) as ledger:
         try:
             known: Mapping[str, KnownFiles] | None = ledger.load(head.entry)
@@ -92,7 +98,25 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
     return Inputs(found)
 
 
+def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -> None:
+    """Add the schemas in force to sources that capture tables."""
+    if not any(source.has_log for source in pipeline.sources):
+        return
+    try:
+        current = in_force(load_schema_history(pipeline), head.epoch)
+    except LedgerHoleError:
+        return
+    for one in found:
+        one.schemas = [
+            {"table": known.version.table, "version": known.number, "fingerprint": known.version.fingerprint}
+            for known in current
+            if known.source == one.name
+        ]
+
+
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:
+    if source.has_log:
+        found.log = source.log_lag(position)
     after = source.backlog(position)
     found.files, found.size_bytes = after.files_outstanding, after.bytes_outstanding
     if known is None or source.reconcile_interval_secs is None:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 END_SECONDS = 10.0  # how long a process at exit waits for lanes that were closed without waiting
 
-ASIDE = ("backlog", "upkeep", "flush")  # nothing waits for these lanes, not even a clean stop
+ASIDE = ("backlog", "log", "upkeep", "flush")  # nothing waits for these lanes, not even a clean stop
 
 _left: list[threading.Thread] = []  # closed, and not yet ended
 

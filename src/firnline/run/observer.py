@@ -9,7 +9,7 @@ from functools import partial
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued
 from firnline.sinks.base import Head
-from firnline.sources.base import Backlog
+from firnline.sources.base import Backlog, LogLag
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
@@ -114,6 +114,9 @@ class Observer:
 
     def backlog(self, backlog: Backlog) -> None:
         """How much input waits to be read, counted at intervals."""
+
+    def log_lags(self, lags: Mapping[str, LogLag]) -> None:
+        """How far sources that read the log of a server are behind it, by source; measured at intervals."""
 
     def reconciled(self, found: Comparison) -> None:
         """A full listing was compared with the ledger."""

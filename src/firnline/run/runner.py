@@ -56,6 +56,7 @@ SLOW_PLAN_SECONDS = 0.5  # a `once` run that plans longer than this probably has
 SWEEP_EVERY = 32  # epochs between two sweeps of state
 LOG_TIMER = "\0log"  # no sink has this name
 NO_RECORD = (0, FencedError.exit_code, AlreadyRunningError.exit_code)  # of a run that did not claim
+LOG_SECONDS = 10.0  # between two measurements of how far sources are behind the logs of their servers
 FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
 
 
@@ -172,6 +173,8 @@ class Runner:
         self._sink_failures: dict[str, int] = {}  # in a row, of optional sinks
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
+        self._logs_due_at = float("-inf")  # when the lag of sources with a log is measured again
+        self._alarms: dict[str, bool] = {}  # by source with a log: whether an alarm was logged
 
     def _initial(self) -> EpochState:
         options = self._pipeline.options
@@ -565,6 +568,7 @@ class Runner:
                 break
             event, plan = self._steps.plan(epoch, base)
         self._report_sources()
+        self._inbox.put(_Note(self._measure_logs))
         if plan is not None:
             self._engine.start()  # while the run claims the pipeline
             if self._states is not None and self._states.give_back(self._progress.bases[base]):
@@ -648,6 +652,26 @@ class Runner:
             self._inbox.put(_Note(lambda: self._backlog_counted(epoch, found, began)))
 
         self._aside("backlog", count)
+
+    def _measure_logs(self) -> None:
+        """Measure how far sources are behind the logs of their servers if due, on a separate lane."""
+        clock, head = self._pipeline.clock, self._progress.head
+        if clock.monotonic() < self._logs_due_at or not any(source.has_log for source in self._pipeline.sources):
+            return
+        self._logs_due_at = clock.monotonic() + LOG_SECONDS
+        positions = head.checkpoint.positions if head.checkpoint is not None else {}
+
+        def measure() -> None:
+            lags = self._pipeline.sources.log_lags(positions)
+            for name, lag in lags.items():
+                if lag.alarm and not self._alarms.get(name):
+                    logger.warning(lag.alarm, extra={"source": name})
+                elif not lag.alarm and self._alarms.get(name):
+                    logger.warning("the alarm is over", extra={"source": name})
+                self._alarms[name] = bool(lag.alarm)
+            self._inbox.put(_Note(lambda: self._observer.log_lags(lags)))
+
+        self._aside("log", measure)
 
     def _backlog_counted(self, epoch: int, found: Backlog | None, began: float) -> None:
         self._backlog.end(epoch, found, began=began, now=self._pipeline.clock.monotonic())

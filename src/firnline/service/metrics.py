@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -26,7 +27,7 @@ from firnline.rescued import MAX_COLUMNS, OTHER_COLUMNS, Rescued
 from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.service.health import CommitterHealth
 from firnline.sinks.base import Head
-from firnline.sources.base import Backlog
+from firnline.sources.base import Backlog, LogLag
 from firnline.stores.replicator import Replication
 from firnline.types import Json
 
@@ -78,6 +79,7 @@ class PipelineMetrics(Observer, Collector):
         self._replication: Replication | None = None
         self._copies: tuple[Replication, ...] = ()
         self._sources_up: dict[str, bool] = {}
+        self._log_lags: Mapping[str, LogLag] = {}
         self._committed_at = monotonic()
         self._staged: dict[int, tuple[float, float]] = {}  # epochs that wait for a committer: their lag, and since when
 
@@ -168,6 +170,10 @@ class PipelineMetrics(Observer, Collector):
             self._gauges["backlog_files"] = backlog.files_outstanding
             self._gauges["backlog_bytes"] = backlog.bytes_outstanding
 
+    def log_lags(self, lags: Mapping[str, LogLag]) -> None:
+        with self._lock:
+            self._log_lags = lags
+
     def sources(self, unreachable: Mapping[str, str | None]) -> None:
         with self._lock:
             self._sources_up = {name: reason is None for name, reason in unreachable.items()}
@@ -215,6 +221,7 @@ class PipelineMetrics(Observer, Collector):
                 *self._copy_gauges(),
                 *self._sink_gauges(),
                 self._source_gauge(),
+                *self._log_gauges(),
             ]
             families += [*self._histograms(), self._build_info()]
         yield from families
@@ -326,6 +333,19 @@ class PipelineMetrics(Observer, Collector):
         for name, is_up in self._sources_up.items():
             family.add_metric([self._pipeline, name], int(is_up))
         return family
+
+    def _log_gauges(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("lag_bytes", "Bytes of the server's log that are not read.", attrgetter("lag_bytes")),
+            ("lag_seconds", "Time since the server wrote what is not read, at most.", attrgetter("lag_seconds")),
+            ("retained_bytes", "Bytes of its log that the server keeps for the slot.", attrgetter("retained_bytes")),
+            ("alarm", "1 while the slot keeps more than max_slot_lag_bytes.", lambda lag: int(bool(lag.alarm))),
+        ):
+            family = GaugeMetricFamily(f"firnline_log_{name}", text, labels=["pipeline", "source"])
+            for source, lag in self._log_lags.items():
+                if value(lag) is not None:
+                    family.add_metric([self._pipeline, source], value(lag))
+            yield family
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, durations in (

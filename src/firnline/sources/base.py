@@ -157,6 +157,28 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLag:
+    """How far a source that reads the log of a server is behind the server; None: unknown."""
+
+    server_position: str  # where the server's log ends, in the server's words
+    position: str  # up to where it is read for good; empty before the first epoch
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None  # at most so long ago the server committed the first change that is not read
+    retained_bytes: int | None = None  # of its log, which the server keeps for this reader
+    alarm: str | None = None  # why an operator should look at it
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "server_position": self.server_position,
+            "position": self.position,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+            "retained_bytes": self.retained_bytes,
+            "alarm": self.alarm,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TooYoung:
     """Input that is there and may be half written."""
 
@@ -292,6 +314,7 @@ class Source(ABC):
     inputs_are: str = "file"  # what people call one input
     # Only the run that owns the pipeline may open the source: a plan before `claimed` has nothing to read.
     claims_first: bool = False
+    has_log: bool = False  # whether it reads the log of a server, so that `log_lag` has an answer
 
     # -- to be written --
 
@@ -440,6 +463,16 @@ class Source(ABC):
         Raises:
             SourceError: it cannot.
         """
+
+    def log_lag(self, position: Json) -> LogLag:
+        """Return how far a source with a log is behind its server at `position`. Asks the server; changes nothing.
+
+        Called by `status`, and by a run every few seconds, by another thread than `plan`.
+
+        Raises:
+            SourceError, ConfigError: the server does not answer.
+        """
+        raise ConfigError(f"source {self.name!r} reads no log of a server")
 
     # -- the run that owns the pipeline --
 

@@ -30,6 +30,7 @@ NAMES = {
     "firnline_build_info", "firnline_state_bytes", "firnline_state_keys_changed_total", "firnline_late_rows_total",
     "firnline_source_records_total", "firnline_worker_loss_total", "firnline_batch_staged_total",
     "firnline_staged_epoch", "firnline_rescued_values_total", "firnline_source_up",
+    "firnline_log_lag_bytes", "firnline_log_lag_seconds", "firnline_log_retained_bytes", "firnline_log_alarm",
     "firnline_sink_epochs_behind", "firnline_sink_bytes_behind", "firnline_sink_set_aside",
 }  # fmt: skip
 LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column", "sink"}

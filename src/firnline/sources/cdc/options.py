@@ -14,6 +14,8 @@ class LogSourceOptions(SourceOptions):
     """A source that captures the changes of tables from a server's log."""
 
     replays_quarantine: ClassVar[bool] = False
+    counts: ClassVar[str] = "spool file"
+    waits_for: ClassVar[str] = "transaction"
 
     dsn: str = field(repr=False)  # holds the password
     tables: tuple[str, ...] = ()

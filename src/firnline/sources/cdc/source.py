@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from firnline.errors import FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import spool_parts
-from firnline.sources.base import MAIN_PORT, Backlog, Limits, PositionView, Source, SourcePlan, Split
+from firnline.sources.base import MAIN_PORT, Backlog, Limits, LogLag, PositionView, Source, SourcePlan, Split
 from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition
@@ -32,6 +32,7 @@ class LogSource(Source):
     """The tables of a database. Each table is a port; the main port has the changes of all of them."""
 
     claims_first = True
+    has_log = True
     inputs_are = "spool file"
     kind: str
 
@@ -70,9 +71,9 @@ class LogSource(Source):
     def describe_place(self, place: Json) -> dict[str, Json]:
         """Return a place of the server for people."""
 
-    def lag_bytes(self, place: Json) -> int:
-        """Return how much of the server's log lies behind a place, by the server's own account."""
-        return 0
+    @abstractmethod
+    def measure(self, place: Json) -> LogLag:
+        """Return how far a place is behind the server; None is before the first transaction. Asks the server."""
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -235,10 +236,13 @@ class LogSource(Source):
     def backlog(self, position: Json) -> Backlog:
         spooler, known = self._spooler, LogPosition.from_json(position, self.kind)
         if spooler is None:
-            waiting = self.lag_bytes(known.place) if known.place is not None else 0
+            waiting = self.measure(known.place).lag_bytes or 0
             return Backlog(int(waiting > 0), waiting)
         files = spooler.files_after(known.spool, 0.0)
         return Backlog(len(files), sum(file.size_bytes for file in files))
+
+    def log_lag(self, position: Json) -> LogLag:
+        return self.measure(LogPosition.from_json(position, self.kind).place)
 
     def unreachable(self) -> str | None:
         return self._spooler.lost if self._spooler is not None else None

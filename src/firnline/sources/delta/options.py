@@ -14,6 +14,7 @@ class DeltaSourceOptions(SourceOptions):
     """The versions of a Delta table."""
 
     type: ClassVar[str] = "delta"
+    waits_for: ClassVar[str] = "table version"
 
     table: str  # absolute path or URI
     start: Literal["beginning", "now"] | int = "beginning"  # a number: the commits from this version on

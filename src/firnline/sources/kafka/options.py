@@ -15,6 +15,8 @@ class KafkaSourceOptions(SourceOptions):
     """A Kafka source: reads the committed records of topics by offset ranges."""
 
     type: ClassVar[str] = "kafka"
+    counts: ClassVar[str] = "partition"
+    waits_for: ClassVar[str] = "message"
 
     brokers: str  # host:port, with commas
     topics: tuple[str, ...] = ()

@@ -114,6 +114,38 @@ def log_end(db: Any, server: Server) -> tuple[str, int, str]:
     return file, place, str(row[4]).replace("\n", "")
 
 
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """The server's log at a moment."""
+
+    server: Server
+    file: str
+    pos: int
+    sizes: dict[str, int]  # of the files of the log, in order
+    now: int  # by the server's clock, microseconds since 1970
+
+    def bytes_behind(self, place: dict[str, Any]) -> int | None:
+        """Return how much of the log lies behind a place; None if the place is in the log of another server."""
+        names = list(self.sizes)
+        if place["server_uuid"] != self.server.uuid or place["file"] not in names:
+            return None
+        after = names[names.index(place["file"]) + 1 :]
+        sizes = {**self.sizes, self.file: self.pos}
+        return max(0, sizes[place["file"]] - int(place["pos"]) + sum(sizes[name] for name in after))
+
+
+def read_log(db: Any, server: Server) -> LogState:
+    """Return where the log ends now, and what files it has.
+
+    Raises:
+        SourceError: the server does not answer.
+    """
+    file, pos, _ = log_end(db, server)
+    sizes = {str(row[0]): int(row[1]) for row in query(db, server.host, "SHOW BINARY LOGS")}
+    now = query(db, server.host, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0]
+    return LogState(server, file, pos, sizes, int(now))
+
+
 def _version(server: Server) -> tuple[int, ...]:
     return tuple(int(word) for word in server.version.split("-")[0].split(".")[:2])
 

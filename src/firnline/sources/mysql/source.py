@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from firnline.sources.base import LogLag
 from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
+from firnline.sources.mysql.connect import Dsn, connect_any
 from firnline.sources.mysql.options import MySqlSourceOptions
+from firnline.sources.mysql.server import read_log, read_server
 from firnline.sources.mysql.stream import MySqlStream
 from firnline.types import Json
 
@@ -32,6 +35,21 @@ class MySqlSource(LogSource):
 
     def check(self) -> None:
         self._stream().check()
+
+    def measure(self, place: Json) -> LogLag:
+        dsn = Dsn.parse(self._mysql.dsn)
+        db, host = connect_any(dsn, dsn.hosts)
+        try:
+            log = read_log(db, read_server(db, host))
+        finally:
+            db.close()
+        end = f"{log.file}:{log.pos}"
+        if place is None:
+            return LogLag(end, "")
+        behind = log.bytes_behind(place)
+        at = int((place["last"] or {}).get("at") or 0)
+        seconds = round(max(0.0, (log.now - at) / 1e6), 3) if at else None
+        return LogLag(end, f"{place['file']}:{place['pos']}", behind, 0.0 if behind == 0 else seconds)
 
 
 def describe_place(place: Json) -> dict[str, Json]:

@@ -52,12 +52,13 @@ class Keepalive:
     """The server's sign of life."""
 
     end: int  # everything before this place was sent
+    sent_at: int  # microseconds since 1970, by the server's clock
     wants_answer: bool
 
     @classmethod
     def parse(cls, message: bytes) -> Keepalive:
-        _, end, _, wants = _unpack(_KEEPALIVE, message)
-        return cls(end, bool(wants))
+        _, end, at, wants = _unpack(_KEEPALIVE, message)
+        return cls(end, at + POSTGRES_EPOCH_US, bool(wants))
 
 
 def pack_status(flushed: int, now_us: int, *, wants_answer: bool = False) -> bytes:

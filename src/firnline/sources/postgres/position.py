@@ -28,9 +28,17 @@ class LogPlace:
     system: str = ""  # identifier of the server's data; empty before the first connection
     timeline: int = 0
     last: LastTransaction | None = None
+    seen_at: int = 0  # when the log ended here, microseconds since 1970; 0: the place is the end of `last`
+
+    @property
+    def reached_at(self) -> int:
+        """Everything that was committed before this time is read; microseconds since 1970, 0 if unknown."""
+        return max(self.seen_at, self.last.committed_at if self.last is not None else 0)
 
     def to_json(self) -> dict[str, Json]:
         found: dict[str, Json] = {"lsn": format_lsn(self.lsn), "system": self.system, "timeline": self.timeline}
+        if self.seen_at:
+            found["seen_at"] = self.seen_at
         if self.last is not None:
             found["last"] = {
                 "commit_lsn": format_lsn(self.last.commit_lsn),
@@ -63,6 +71,7 @@ class LogPlace:
                 )
                 if last is not None
                 else None,
+                int(value.get("seen_at", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position in the log of PostgreSQL cannot be read: {error}") from error

@@ -37,6 +37,15 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class LogState:
+    """The server's log at a moment."""
+
+    end: int
+    now: int  # by the server's clock, microseconds since 1970
+    retained_bytes: int | None  # that the slot keeps; None: there is no such slot, or it keeps nothing
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedTable:
     """A table of the publication, as the catalogue describes it now."""
 
@@ -130,6 +139,17 @@ class PostgresServer:
         query = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
         with self.session() as db:
             return parse_lsn(str(_one(db, query)[0]))
+
+    def read_log(self, slot: str) -> LogState:
+        """Return where the log ends now, and how much of it a slot keeps."""
+        query = """
+            SELECT end_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+                   (SELECT pg_wal_lsn_diff(end_lsn, restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s)
+            FROM (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                         ELSE pg_current_wal_flush_lsn() END AS end_lsn) log"""
+        with self.session() as db:
+            end, now, retained = _one(db, query, slot)
+        return LogState(parse_lsn(str(end)), int(now), max(0, int(retained)) if retained is not None else None)
 
     # -- publication ----------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from firnline.sources.base import LogLag
 from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
+from firnline.sources.postgres.messages import format_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
 from firnline.sources.postgres.server import PostgresServer
@@ -40,8 +42,21 @@ class PostgresSource(LogSource):
     def check(self) -> None:
         self._server.check_settings()
 
-    def lag_bytes(self, place: Json) -> int:
-        return max(0, self._server.end_lsn() - LogPlace.from_json(place).lsn)
+    def measure(self, place: Json) -> LogLag:
+        assert self._postgres.slot is not None
+        log = self._server.read_log(self._postgres.slot)
+        known = LogPlace.from_json(place) if place is not None else None
+        if known is None:
+            return LogLag(format_lsn(log.end), "", retained_bytes=log.retained_bytes)
+        behind = max(0, log.end - known.lsn)
+        seconds = max(0.0, (log.now - known.reached_at) / 1e6) if known.reached_at else None
+        return LogLag(
+            format_lsn(log.end),
+            format_lsn(known.lsn),
+            behind,
+            round(seconds, 3) if seconds is not None and behind else 0.0 if not behind else None,
+            log.retained_bytes,
+        )
 
     def remarks(self) -> list[str]:
         found = self._server.find_tables(self._tables)

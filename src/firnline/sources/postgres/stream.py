@@ -61,7 +61,7 @@ class PostgresStream(LogStream):
         self._captured: dict[int, bool] = {}
         self._begin: bytes | None = None  # of the transaction that goes on
         self._rows = 0  # of that transaction
-        self._idle_end = 0
+        self._idle_end, self._idle_at = 0, 0  # the server has sent everything before this place, at this time
         self._asked_at = 0.0
         self._kept: bytes | None = None  # a message of the stream that was received and not read
 
@@ -333,7 +333,7 @@ class PostgresStream(LogStream):
         if begin.commit_lsn != commit.commit_lsn:
             raise DamagedError(f"{self._server.place}: begin and end of a transaction name different places")
         last = LastTransaction(commit.commit_lsn, commit.end_lsn, begin.xid, commit.committed_at)
-        self._place = replace(self._place, lsn=commit.end_lsn, last=last)
+        self._place = replace(self._place, lsn=commit.end_lsn, last=last, seen_at=0)
         rows, self._rows, self._begin = self._rows, 0, None
         return Cut(offset, self._place.to_json(), str(begin.xid), commit.committed_at, rows)
 
@@ -352,7 +352,7 @@ class PostgresStream(LogStream):
     def idle_position(self) -> Json | None:
         if self._begin is not None or self._idle_end <= self._place.lsn:
             return None
-        self._place = replace(self._place, lsn=self._idle_end)
+        self._place = replace(self._place, lsn=self._idle_end, seen_at=self._idle_at)
         return self._place.to_json()
 
     def _next(self, wait_seconds: float) -> bytes | None:
@@ -388,7 +388,8 @@ class PostgresStream(LogStream):
             return message
         if data[0] == m.KEEPALIVE:
             sign = m.Keepalive.parse(data)
-            self._idle_end = max(self._idle_end, sign.end)
+            if sign.end >= self._idle_end:
+                self._idle_end, self._idle_at = sign.end, sign.sent_at
             if sign.wants_answer:
                 self._send_status()
             return None

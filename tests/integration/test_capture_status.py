@@ -1,0 +1,90 @@
+"""Operating change capture: status and metrics, by what the servers themselves say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from firnline.cli.output import Output
+from firnline.cli.status import _show
+from firnline.clock import monotonic
+from firnline.history.status import load_status
+from firnline.run import runner
+from firnline.run.open_pipeline import open_pipeline
+from firnline.service.metrics import PipelineMetrics
+from tests.integration.test_mysql_source import DATABASE
+from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
+from tests.integration.test_mysql_source import captured as captured_binlog
+from tests.support.captured import ORDERS, Capturing, captured, execute, query, wait_until
+from tests.support.mysql import BinlogServer
+from tests.support.pipelines import run_to_end
+
+
+def test_status_shows_lag_slot_and_schemas(postgres: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    execute(postgres, ORDERS)
+    options = captured(postgres, tmp_path)
+    first = load_status(open_pipeline(options)).sources[0]
+    assert (first["error"], first["log"]["position"], first["log"]["retained_bytes"]) == (None, "", None)
+    run_to_end(options)
+    execute(postgres, "INSERT INTO orders VALUES (1, 1, 'x')")
+    run_to_end(options)
+    execute(postgres, "ALTER TABLE orders ADD COLUMN extra int", "INSERT INTO orders VALUES (2, 2, 'x', 3)")
+    run_to_end(options)
+    execute(postgres, "INSERT INTO orders SELECT g, g, 'x' FROM generate_series(10, 2000) g")
+    report = load_status(open_pipeline(options))
+    source = json.loads(json.dumps(report.sources[0]))
+    assert source["schemas"] == [
+        {"table": "public.orders", "version": 2, "fingerprint": source["schemas"][0]["fingerprint"]}
+    ]
+    log = source["log"]
+    behind, kept = query(
+        postgres,
+        f"SELECT pg_wal_lsn_diff('{log['server_position']}', '{log['position']}')::bigint, "
+        f"pg_wal_lsn_diff('{log['server_position']}', restart_lsn)::bigint FROM pg_replication_slots",
+    )[0]
+    assert log["lag_bytes"] == behind > 100_000
+    assert log["retained_bytes"] == kept >= behind
+    assert 0 < log["lag_seconds"] < 600
+    _show(Output(), report)
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("behind", "its slot keeps", "schema public.orders version 2"))
+    run_to_end(options)
+    log = load_status(open_pipeline(options)).sources[0]["log"]
+    assert log["lag_bytes"] < behind
+
+
+def test_status_of_a_binary_log(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", BINLOG_ORDERS)
+    options = captured_binlog(binlog_server, tmp_path)
+    run_to_end(options)
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (0, 1.5, 'before')")
+    run_to_end(options)
+    log = load_status(open_pipeline(options)).sources[0]["log"]
+    assert (log["lag_bytes"], log["lag_seconds"], log["retained_bytes"]) == (0, 0.0, None)
+    before = {str(row[0]): int(row[1]) for row in binlog_server.run("SHOW BINARY LOGS")}
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (1, 1.5, '{'x' * 400}')", "FLUSH BINARY LOGS")
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (2, 1.5, 'y')")
+    after = {str(row[0]): int(row[1]) for row in binlog_server.run("SHOW BINARY LOGS")}
+    source = load_status(open_pipeline(options)).sources[0]
+    assert source["log"]["lag_bytes"] == sum(after.values()) - sum(before.values())
+    assert 0 < source["log"]["lag_seconds"] < 600
+    assert source["schemas"][0]["version"] == 1
+
+
+def test_metrics_of_a_run(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LOG_SECONDS", 0.2)
+    execute(postgres, ORDERS)
+    options = captured(postgres, tmp_path)
+    metrics = PipelineMetrics("shop", monotonic)
+    with Capturing(options, metrics):
+        wait_until(lambda: b'firnline_log_retained_bytes{pipeline="shop",source="db"}' in _scrape(metrics))
+        execute(postgres, "INSERT INTO orders VALUES (1, 1, 'x')")
+        wait_until(lambda: b'firnline_log_lag_seconds{pipeline="shop",source="db"}' in _scrape(metrics))
+    assert b'firnline_log_alarm{pipeline="shop",source="db"} 0.0' in _scrape(metrics)
+
+
+def _scrape(metrics: PipelineMetrics) -> bytes:
+    return generate_latest(metrics.registry())
