@@ -13,13 +13,16 @@ from firnline.errors import ConfigError
 from firnline.spec.template import TemplateName, name_from, render_template
 
 EPILOGUE = """\
-The file is a valid spec: it reads the folder `in` beside it and writes the
-Delta table `out`. If files lie in `in`, their format is taken from the first
-ones. An existing file is kept unless --yes is given. Templates:
-  files     files into a Delta table
-  kafka     a Kafka topic into a Delta table
-  postgres  files into a Delta table and a PostgreSQL table
-  chain     the Delta table of another pipeline into a Delta table, by SQL
+The file is a valid spec. By default it reads the folder `in` beside it and
+writes the Delta table `out`; if files lie in `in`, their format is taken from
+the first ones. An existing file is kept unless --yes is given. Templates:
+  files              files into a Delta table
+  kafka              a Kafka topic into a Delta table
+  postgres           files into a Delta table and a PostgreSQL table
+  chain              the Delta table of another pipeline into a Delta table, by
+                     SQL
+  postgres-to-delta  the changes of PostgreSQL tables into Delta tables
+  mysql-to-delta     the changes of MySQL or MariaDB tables into Delta tables
 
 Output (JSON fields):
   path, name, template, status (written, dry_run), spec (with --dry-run)
@@ -29,6 +32,7 @@ Examples:
   firnline init flights --dry-run
   firnline init -f flights/orders.yml
   firnline init orders --template postgres
+  firnline init shop --template postgres-to-delta
 """
 
 _NEXT: dict[TemplateName, str] = {
@@ -36,6 +40,8 @@ _NEXT: dict[TemplateName, str] = {
     "kafka": "set brokers, topics and table in it",
     "postgres": "set path, tables and dsn in it",
     "chain": "set the two tables and the query in it",
+    "postgres-to-delta": "prepare the server as it says, set tables and key in it, export DATABASE_URL",
+    "mysql-to-delta": "prepare the server as it says, set tables and key in it, export DATABASE_URL",
 }
 
 app = App(name="init", help_epilogue=EPILOGUE)

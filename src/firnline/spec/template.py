@@ -155,13 +155,92 @@ sinks:
     input: clean
 
 """
+_CAPTURED_SINKS = """\
+sinks:
+  - name: history                 # decides: its commit makes an epoch true. A row per change, with _op
+    type: delta
+    table: lake/orders_history    # path or URI, created when missing; relative to this file
+    input: {name}.orders          # the changes of one table; `{name}` alone: those of all tables, as JSON
+  - name: orders                  # the table as it is in the database, by key
+    type: delta
+    table: lake/orders
+    input: {name}.orders
+    write: upsert
+    key: [id]                     # the primary key of the table
+
+"""
+_CAPTURED_TAIL = """\
+# batch:                          # an epoch takes what is there, and closes at the first of these
+#   max_events: 100000
+#   max_bytes: 64MiB
+#   max_ms: 200                   # how long to wait for more
+#   respect_source_tx: true       # an epoch never splits a transaction
+
+"""
+_POSTGRES_TO_DELTA = """\
+# A Firnline pipeline: the changes of PostgreSQL tables (14 or later) into Delta tables, every change exactly once.
+# Needs: pip install 'firnline[postgres]'
+#
+# Once, on the server, as a superuser (then restart it, if wal_level was another one):
+#   ALTER SYSTEM SET wal_level = 'logical';
+#   CREATE ROLE firnline LOGIN REPLICATION PASSWORD '...';
+#   GRANT SELECT ON orders TO firnline;
+# Once, in the database, as the owner of the tables (a role that owns them can leave `publication` out):
+#   CREATE PUBLICATION firnline FOR TABLE orders WITH (publish_via_partition_root = true);
+# Then: export DATABASE_URL=postgresql://firnline:...@host:5432/database
+#
+# `firnline dry-run` checks this file and the server without writing; `firnline run` starts it. More: the page
+# "PostgreSQL source" of the docs.
+
+name: {name}                      # the pipeline's identity, stored in the tables: do not change it later
+
+sources:
+  {name}:
+    type: postgres
+    dsn: ${{env:DATABASE_URL}}      # or ${{file:path}}: it holds a password
+    tables: [orders]              # or "billing.*"; a leading ! excludes
+    publication: firnline         # left out: the run creates one, and adds the tables
+    # slot: firnline              # the replication slot; the default has the names of pipeline and source
+    # include: [committed_at, position, transaction]   # columns _committed_at, _position, _transaction
+
+"""
+_MYSQL_TO_DELTA = """\
+# A Firnline pipeline: the changes of MySQL (8.0 or later) or MariaDB (10.11 or later) tables into Delta tables, every
+# change exactly once. Needs: pip install 'firnline[mysql]'
+#
+# Once, below [mysqld] in the server's my.cnf (then restart it, if it wrote no binary log):
+#   log_bin = binlog
+#   server_id = 1
+#   binlog_format = ROW
+#   binlog_row_metadata = FULL
+# Once, on the server, as root:
+#   CREATE USER firnline IDENTIFIED BY '...';
+#   GRANT SELECT, REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO firnline;
+# Then: export DATABASE_URL=mysql://firnline:...@host:3306/database
+#
+# `firnline dry-run` checks this file and the server without writing; `firnline run` starts it. More: the page
+# "MySQL and MariaDB source" of the docs.
+
+name: {name}                      # the pipeline's identity, stored in the tables: do not change it later
+
+sources:
+  {name}:
+    type: mysql
+    dsn: ${{env:DATABASE_URL}}      # or ${{file:path}}: it holds a password
+    tables: [orders]              # of the dsn's database; or "billing.*"; a leading ! excludes
+    # server_id: 4711             # the default is made from the names of pipeline and source; no replica may have it
+    # include: [committed_at, position, transaction]   # columns _committed_at, _position, _transaction
+
+"""
 _TEMPLATES = {
     "files": _FILES + _FILES_TAIL,
     "kafka": _KAFKA + _STREAM_TAIL,
     "postgres": _POSTGRES + _FILES_TAIL,
     "chain": _CHAIN + _FILES_TAIL,
+    "postgres-to-delta": _POSTGRES_TO_DELTA + _CAPTURED_SINKS + _CAPTURED_TAIL,
+    "mysql-to-delta": _MYSQL_TO_DELTA + _CAPTURED_SINKS + _CAPTURED_TAIL,
 }
-TemplateName = Literal["files", "kafka", "postgres", "chain"]
+TemplateName = Literal["files", "kafka", "postgres", "chain", "postgres-to-delta", "mysql-to-delta"]
 
 
 def render_template(

@@ -14,7 +14,9 @@ from firnline.spec.template import TemplateName, render_template
 
 def load(folder: Path, text: str) -> PipelineOptions:
     (folder / "firnline.yml").write_text(text)
-    return load_options(environ={"AWS_SECRET_ACCESS_KEY": "x", "KAFKA_PASSWORD": "x"}, cwd=folder)
+    return load_options(
+        environ={"AWS_SECRET_ACCESS_KEY": "x", "KAFKA_PASSWORD": "x", "DATABASE_URL": "x://"}, cwd=folder
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,8 @@ def load(folder: Path, text: str) -> PipelineOptions:
         ("kafka", "kafka", ["delta"]),
         ("postgres", "files", ["delta", "postgres"]),
         ("chain", "delta", ["delta"]),
+        ("postgres-to-delta", "postgres", ["delta", "delta"]),
+        ("mysql-to-delta", "mysql", ["delta", "delta"]),
     ],
 )
 def test_every_template_is_valid_as_it_stands_and_with_its_comments_opened(
@@ -32,8 +36,10 @@ def test_every_template_is_valid_as_it_stands_and_with_its_comments_opened(
     text = render_template("My.Orders", template=template)
     built = load(tmp_path, text)
     assert ([one.type for one in built.sources], [one.type for one in built.sinks]) == ([source], sinks)
-    opened = [re.sub(r"^( *)# ( *)(?=- |[a-z_.]+:)", r"\1\2", line) for line in text.splitlines()]
-    assert len([line for line in opened if line.lstrip().startswith("#")]) <= 3, "only the lines on top are prose"
+    head, _, body = text.partition("\n\n")
+    assert all(line.startswith("#") for line in head.splitlines()), "only the lines on top are prose"
+    opened = [re.sub(r"^( *)# ( *)(?=- |[a-z_.]+:)", r"\1\2", line) for line in body.splitlines()]
+    assert not [line for line in opened if line.lstrip().startswith("#")]
     whole = load(tmp_path, "\n".join(opened))
     assert whole.batch == built.batch, "the values in comments are the defaults"
     assert [one.type for one in whole.sinks] == [*sinks, *(["kafka"] if template == "kafka" else [])]

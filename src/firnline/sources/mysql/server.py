@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,10 @@ _NAMES = (
 )  # fmt: skip
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCKING = 1
+LOGS_CASCADES = (9, 6)  # the first version of MySQL whose log has the changes of cascading foreign keys
+_CASCADE = re.compile(
+    r"^ *CONSTRAINT `((?:[^`]|``)+)` FOREIGN KEY .* ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)", re.MULTILINE
+)
 CONNECT_AGAIN = "The other one stops when this one starts. Give every source of its own a server_id of its own."
 
 
@@ -91,6 +97,30 @@ def check_server(db: Any, server: Server, user: str, server_id: int) -> None:
     ):
         if "ALL PRIVILEGES ON *.*" not in grants and not any(name in grants for name in names):
             raise ConfigError(f"user {user} has not the right {right} on server {where}", hint=grant_hint(user))
+
+
+def find_tables(db: Any, server: Server) -> set[str]:
+    """Return the tables that the user may see, as `database.table`."""
+    rows = query(
+        db,
+        server.host,
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE'",
+    )
+    return {f"{schema}.{name}" for schema, name in rows}
+
+
+def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the foreign keys by which the server changes rows of these tables without writing that into its log: the
+    table, and the key."""
+    if not server.is_mariadb and _version(server) >= LOGS_CASCADES:
+        return []
+    found = []
+    for table in sorted(tables):
+        quoted = ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
+        # The catalogue's list of foreign keys needs more rights than reading the table.
+        text = str(query(db, server.host, f"SHOW CREATE TABLE {quoted}")[0][1])
+        found += [(table, key) for key in _CASCADE.findall(text)]
+    return found
 
 
 def query(db: Any, host: tuple[str, int], statement: str) -> list[tuple[Any, ...]]:

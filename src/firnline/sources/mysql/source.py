@@ -7,7 +7,7 @@ from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
 from firnline.sources.mysql.options import MySqlSourceOptions
-from firnline.sources.mysql.server import read_log, read_server
+from firnline.sources.mysql.server import find_cascades, find_tables, read_log, read_server
 from firnline.sources.mysql.stream import MySqlStream
 from firnline.types import Json
 
@@ -35,6 +35,30 @@ class MySqlSource(LogSource):
 
     def check(self) -> None:
         self._stream().check()
+
+    def remarks(self) -> list[str]:
+        dsn = Dsn.parse(self._mysql.dsn)
+        db, host = connect_any(dsn, dsn.hosts)
+        try:
+            server = read_server(db, host)
+            tables = find_tables(db, server)
+            captured = [table for table in tables if self._tables.covers(table)]
+            cascades = find_cascades(db, server, captured)
+        finally:
+            db.close()
+        told = [
+            f"table {name} does not exist yet, or user {dsn.user} may not read it"
+            for name in self._tables.names
+            if name not in tables
+        ]
+        if not told and not captured:
+            told.append(f"no table that user {dsn.user} may read matches `tables`")
+        told += [
+            f"table {table}: its foreign key {key} changes rows by itself (ON DELETE or ON UPDATE), and the binary log "
+            "of this server does not have these changes; MySQL 9.6 and later log them"
+            for table, key in cascades
+        ]
+        return told
 
     def measure(self, place: Json) -> LogLag:
         dsn = Dsn.parse(self._mysql.dsn)

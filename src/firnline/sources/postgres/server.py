@@ -186,6 +186,50 @@ class PostgresServer:
             ).fetchall()
             return {f"{schema}.{name}": bool(facts[0]) for schema, name in rows}
 
+    def require_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
+        """Check that a publication of somebody else exists.
+
+        Raises:
+            ConfigError: it does not; the hint has the statement.
+        """
+        if self.published(publication) is None:
+            names = ", ".join(table.name for table in tables) or "..."
+            raise ConfigError(
+                f"{self.place}: there is no publication {publication}",
+                hint=f"As the owner of the tables: CREATE PUBLICATION {publication} FOR TABLE {names} WITH "
+                "(publish_via_partition_root = true); or leave `publication` out, if the role of `dsn` owns them.",
+            )
+
+    def check_may_publish(self, publication: str, tables: Sequence[CapturedTable]) -> None:
+        """Check that the role may create the publications of these tables, or add those that are missing.
+
+        Raises:
+            ConfigError: it may not; the hint has the statement.
+        """
+        known = {name: self.published(name) for name in (publication, inserts_only(publication))}
+        published = {table for found in known.values() for table in found or {}}
+        missing = [table.name for table in tables if table.name not in published]
+        if not missing and known[publication] is not None:
+            return
+        with self.session() as db:
+            role, may = _one(
+                db, "SELECT current_user::text, has_database_privilege(current_user, current_database(), 'CREATE')"
+            )
+            if not may and known[publication] is None:
+                raise ConfigError(
+                    f"{self.place}: the role {role} may not create a publication",
+                    hint=f'GRANT CREATE ON DATABASE "{db.info.dbname}" TO "{role}"; or set `publication` to one that '
+                    "the owner of the tables creates.",
+                )
+            query = "SELECT pg_has_role(current_user, relowner, 'USAGE') FROM pg_class WHERE oid = %s::regclass"
+            others = [name for name in missing if not _one(db, query, _quoted(name))[0]]
+        if others:
+            raise ConfigError(
+                f"{self.place}: the role {role} does not own {', '.join(others)}, so that it cannot publish the table",
+                hint=f"As the owner: CREATE PUBLICATION firnline FOR TABLE {', '.join(others)} WITH "
+                "(publish_via_partition_root = true); then write `publication: firnline` into the source.",
+            )
+
     def ensure_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
         """Create a publication of the tables, or add the missing ones. Tables without a replica identity go into a
         second one that publishes inserts only: else the server would refuse the application's own updates.
@@ -295,6 +339,11 @@ def _for_tables(words: str, tables: Sequence[CapturedTable]) -> Any:
         return SQL("")
     names = [Identifier(*table.name.split(".", 1)) for table in tables]
     return SQL("{} {}").format(SQL(words), SQL(", ").join(names))
+
+
+def _quoted(table: str) -> str:
+    """Return the name of a table as SQL."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split(".", 1))
 
 
 def _one(db: Connection[tuple[Any, ...]], query: str, *values: object) -> tuple[Any, ...]:

@@ -41,6 +41,12 @@ class PostgresSource(LogSource):
 
     def check(self) -> None:
         self._server.check_settings()
+        tables = self._server.find_tables(self._tables)
+        if self._postgres.publication is not None:
+            self._server.require_publication(self._postgres.publication, tables)
+        else:
+            assert self._postgres.slot is not None
+            self._server.check_may_publish(self._postgres.slot, tables)
 
     def measure(self, place: Json) -> LogLag:
         assert self._postgres.slot is not None
@@ -64,8 +70,15 @@ class PostgresSource(LogSource):
         told = [f"table {name} does not exist yet" for name in self._tables.names if name not in names]
         if not found and not told:
             told.append("no table of the database matches `tables`")
+        publication = self._postgres.publication
+        published = self._server.published(publication) if publication is not None else None
         for table in found:
-            if not table.has_identity:
+            if published is not None and table.name not in published:
+                told.append(
+                    f"publication {publication} has not the table {table.name}, so that its changes are not captured "
+                    f"(ALTER PUBLICATION {publication} ADD TABLE {table.name})"
+                )
+            elif not table.has_identity:
                 told.append(
                     f"table {table.name} has no primary key: only its inserts are captured (ALTER TABLE {table.name} "
                     "REPLICA IDENTITY FULL captures all changes)"

@@ -12,7 +12,7 @@ from psycopg import pq
 from psycopg.pq import abc
 
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, DamagedError, SourceError, SourceGapError
+from firnline.errors import DamagedError, SourceError, SourceGapError
 from firnline.sources.cdc.log import Cut, LogStream, Piece, pack_frame
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
@@ -69,13 +69,11 @@ class PostgresStream(LogStream):
 
     def begin(self) -> Json:
         self._server.check_settings()
+        tables = self._server.find_tables(self._tables)
         if self._creates:
-            self._server.ensure_publication(self._publication, self._server.find_tables(self._tables))
-        elif self._server.published(self._publication) is None:
-            raise ConfigError(
-                f"{self._server.place}: there is no publication {self._publication}",
-                hint=f"CREATE PUBLICATION {self._publication} FOR TABLE ...; or leave `publication` out.",
-            )
+            self._server.ensure_publication(self._publication, tables)
+        else:
+            self._server.require_publication(self._publication, tables)
         slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot)
         return LogPlace(slot.confirmed).to_json()
 
