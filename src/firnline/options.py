@@ -17,6 +17,7 @@ OP = "_op"
 SEQUENCE = "_sequence"
 MISSING = "_missing"  # of a change row: the columns whose values it does not have; the row keeps the old ones
 TRUNCATE = "truncate"  # the word of `_op` of a change row without a key: all rows before it are gone
+FACTS = ("_committed_at", "_position", "_transaction")  # optional columns of a captured change: its transaction
 OPERATIONS = ("insert", "update", "delete", "read", TRUNCATE)  # words of `_op`; read: the row of a snapshot
 
 

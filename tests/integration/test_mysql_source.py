@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from firnline.options import BatchOptions, PipelineOptions
@@ -66,3 +67,18 @@ def test_nothing_is_read_twice_and_nothing_is_lost_between_runs(binlog_server: B
         run_to_end(options)
     check_current(binlog_server, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"insert": 4, "update": 10}
+
+
+def test_a_table_that_is_emptied_before_its_first_row(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    """The log names the table, and describes its columns with the first row."""
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", ORDERS)
+    options = captured(binlog_server, tmp_path)
+    source = replace(options.sources[0], include=("committed_at", "position", "transaction"))  # type: ignore[call-arg]
+    options = replace(options, sources=(source,))
+    run_to_end(options)
+    binlog_server.run(f"TRUNCATE {DATABASE}.orders")
+    run_to_end(options)
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (1, 1.5, 'x')")
+    run_to_end(options)
+    check_current(binlog_server, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"truncate": 1, "insert": 1}

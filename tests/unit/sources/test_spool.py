@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import DamagedError, SourceGapError
-from firnline.sources.cdc.spool import Content, Mark, SpoolFile, follow, read_facts, read_file, write_file
+from firnline.sources.cdc.spool import Content, Mark, SpoolFile, follow, list_names, read_facts, read_file, write_file
 from firnline.storage import LocalStorage
 
 FOLDER = "spool"
@@ -44,3 +44,28 @@ def test_the_chain_takes_the_way_that_leads_furthest(tmp_path: Path) -> None:
     assert list(follow(names, 0, start)) == [first.name, second.name]
     assert list(follow(names, 1, middle)) == [second.name]
     assert list(follow(names, 2, end)) == []
+
+
+def test_parts_of_a_transaction_that_two_runs_cut_elsewhere_are_never_mixed(tmp_path: Path) -> None:
+    """The first run was killed before the transaction ended; the second one cut it at other places."""
+    storage = LocalStorage(str(tmp_path))
+    start, end = Mark({"at": 1}), Mark({"at": 2})
+
+    def spool(*pieces: bytes, ends: bool) -> list[SpoolFile]:
+        files, begin = list[SpoolFile](), start
+        for number, frames in enumerate(pieces, 1):
+            stop = end if ends and number == len(pieces) else begin.behind(frames)
+            content = Content(b"", frames)
+            told = {"rows": 1, "transactions": 0, "committed_at": 0}
+            files.append(write_file(storage, FOLDER, number, begin, stop, content, **told))
+            assert Mark.from_json(stop.to_json()) == stop
+            begin = stop
+        return files
+
+    for killed in ([b"abc", b"de"], [b"a", b"bcd"], [b"abcd", b"ef"]):
+        spool(*killed, ends=False)
+    whole = spool(b"ab", b"cde", b"fgh", ends=True)
+    names = list_names(storage, FOLDER)
+    assert len(names) == 9
+    assert list(follow(names, 0, start)) == [file.name for file in whole]
+    assert b"".join(read_file(storage, FOLDER, file).frames for file in whole) == b"abcdefgh"

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from firnline.errors import SchemaError, SourceError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
-from firnline.options import MISSING, OP
+from firnline.options import FACTS, MISSING, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op
@@ -29,7 +29,8 @@ from firnline.storage import open_storage
 from firnline.types import Json
 
 BATCH_ROWS = 65_536
-COMMITTED_AT, POSITION, TRANSACTION, BEFORE = "_committed_at", "_position", "_transaction", "_before"
+COMMITTED_AT, POSITION, TRANSACTION = FACTS
+BEFORE = "_before"
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")
 _WORDS = pa.array([op.name.lower() for op in Op])

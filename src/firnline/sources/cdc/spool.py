@@ -5,7 +5,7 @@ files of a source form a chain: each begins where another one ends. Names hold t
 from a listing. A rollback or a new run reads what was spooled; the server is asked only behind the end of the chain.
 
 Two runs may spool the same part of the log, cut at other places. Both tell the same, so any file that begins at the
-right mark will do. A file is never changed.
+right mark will do. Inside of a transaction a mark names what came before it in the transaction. A file is never changed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Mark:
 
     place: Json  # the server's place behind the last whole transaction
     part: int = 0  # above 0: so many files hold the begin of the next transaction
+    via: str = ""  # digest of that begin: two runs cut it at other places, and their files do not fit together
 
     @property
     def is_cut(self) -> bool:
@@ -40,15 +41,20 @@ class Mark:
 
     @property
     def digest(self) -> str:
-        text = json.dumps([self.place, self.part], sort_keys=True, separators=(",", ":"))
+        parts = [self.place, self.part, *([self.via] if self.via else [])]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def behind(self, frames: bytes) -> Mark:
+        """Return the mark behind more frames of the transaction that goes on here."""
+        return Mark(self.place, self.part + 1, _checksum((self.via.encode(), frames)))
+
     def to_json(self) -> dict[str, Json]:
-        return {"place": self.place, "part": self.part}
+        return {"place": self.place, "part": self.part, **({"via": self.via} if self.via else {})}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> Mark:
-        return cls(value["place"], int(value["part"]))
+        return cls(value["place"], int(value["part"]), str(value.get("via", "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,8 +239,9 @@ class Spooler:
 
     def _write_part(self, opened: _Open) -> _Open:
         """Write a part of a transaction that goes on."""
-        end = Mark(opened.begin.place, opened.begin.part + 1)
-        self._write(opened, end, bytes(opened.frames), rows=opened.open_rows)
+        frames = bytes(opened.frames)
+        end = opened.begin.behind(frames)
+        self._write(opened, end, frames, rows=opened.open_rows)
         return _Open(self._stream.context(at_cut=False), end)
 
     def _write_if_idle(self, opened: _Open, since: float) -> float:
