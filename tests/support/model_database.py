@@ -3,7 +3,7 @@
     model = ModelDatabase(PostgresSide(server), seed=7)
     model.create()
     for _ in range(50):
-        model.step()                      # one or more transactions, some rolled back, or a statement that alters a table
+        model.step()                      # a few transactions, some rolled back, or a statement that alters a table
     check_current(model, folder)          # the tables `current-<name>` hold what the database holds
     check_history(model, folder)          # the tables `history-<name>` replay to the state after every commit
 

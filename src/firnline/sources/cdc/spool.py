@@ -5,7 +5,7 @@ files of a source form a chain: each begins where another one ends. Names hold t
 from a listing. A rollback or a new run reads what was spooled; the server is asked only behind the end of the chain.
 
 Two runs may spool the same part of the log, cut at other places. Both tell the same, so any file that begins at the
-right mark will do. Inside of a transaction a mark names what came before it in the transaction. A file is never changed.
+right mark will do. Inside of a transaction a mark also says what came before it. A file is never changed.
 """
 
 from __future__ import annotations
