@@ -118,7 +118,7 @@ class Idle:
 
     def __exit__(self, *_: object) -> None:
         self.runner.stop()
-        self.thread.join(30.0)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
 

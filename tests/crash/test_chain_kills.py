@@ -20,7 +20,7 @@ from tests.support.examples import CHAIN, load_example
 from tests.support.processes import KILLED, Launcher
 from tests.support.proof import covered
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1200)]
 
 ROUNDS = 60 if os.environ.get("FIRNLINE_PROOF") else 6
 SEED = os.environ.get("FIRNLINE_SEED", "1")

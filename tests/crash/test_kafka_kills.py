@@ -27,7 +27,7 @@ PARTITIONS, EACH = 3, 40
 @dataclass(frozen=True)
 class World:
     bootstrap: str
-    topic: str
+    topic: str  # that nobody writes to any more: all worlds read the same
     table: str
 
     @property
@@ -36,7 +36,7 @@ class World:
             "events", brokers=self.bootstrap, topics=(self.topic,), include=("partition", "offset")
         )
         return PipelineOptions(
-            f"p-{self.topic}",
+            f"p-{Path(self.table).name}-{self.topic}",
             (source,),
             (DeltaSinkOptions("out", self.table),),
             batch=BatchOptions(max_events=50, max_ms=1),
@@ -48,7 +48,7 @@ def run(world: World) -> None:
     run_locally(world.options, threads=1)
 
 
-def fill(kafka: KafkaServer, folder: Path, numbers: itertools.count[int]) -> World:
+def fill(kafka: KafkaServer) -> str:
     """Make a topic with records of ended, aborted and no transactions."""
     topic = kafka.new_topic(PARTITIONS)
     for partition in range(PARTITIONS):
@@ -56,7 +56,7 @@ def fill(kafka: KafkaServer, folder: Path, numbers: itertools.count[int]) -> Wor
         kafka.produce(topic, ids[:10], partition=partition)
         kafka.produce(topic, ['{"n": -1}'], partition=partition, transactional_id=topic, abort=True)
         kafka.produce(topic, ids[10:], partition=partition, transactional_id=topic)
-    return World(kafka.bootstrap, topic, str(folder / f"out-{next(numbers)}"))
+    return topic
 
 
 def check(kafka: KafkaServer, world: World, where: str) -> None:
@@ -69,10 +69,12 @@ def check(kafka: KafkaServer, world: World, where: str) -> None:
 
 
 def test_a_kill_at_any_point_loses_and_doubles_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    numbers = itertools.count()
-    reached = kill_at_every_point(
-        partial(fill, kafka, tmp_path, numbers), run, partial(check, kafka), most=1, helpers=False
-    )
+    topic, numbers = fill(kafka), itertools.count()
+
+    def prepare() -> World:
+        return World(kafka.bootstrap, topic, str(tmp_path / f"out-{next(numbers)}"))
+
+    reached = kill_at_every_point(prepare, run, partial(check, kafka), most=1, helpers=False)
     assert {"stage.file.before", "delta.commit.before", "delta.commit.after", "kafka.acknowledge.before"} <= set(
         reached
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from firnline.options import PipelineOptions
+from firnline.sources.cdc import spooling
 from tests.support.captured import ORDERS, captured, check_current, execute, history
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import run_once, run_to_end
@@ -32,7 +33,14 @@ class World:
         return captured(self.dsn, self.folder, rollback_window=1)
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooling, "WAIT_SECONDS", 0.02)
+
+
 def work(world: World, *, runs: int) -> None:
+    """In a child: a run that is stopped ends its reader soon."""
+    spooling.WAIT_SECONDS = 0.02
     for _ in range(runs):
         assert run_once(world.options).exit_code == 0
 

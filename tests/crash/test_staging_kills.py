@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -326,17 +325,16 @@ def test_a_paused_committer_is_fenced_when_it_wakes_up(world: World, point: str)
 
 
 def test_a_standby_takes_over_when_the_holder_is_killed(world: World) -> None:
+    """A dead process on the same host is seen at once: nobody waits for the hour that a silent holder is granted."""
     world.stage("a")
     holder = world.start_committer()
     wait_until(lambda: world.ids() == world.sample.ids, holder)
-    standby = world.start_committer()
+    standby = world.start_committer(patches={"firnline.committer.service:MIN_TAKEOVER_SECONDS": 3600.0})
     standby.wait_for("standing by")
     holder.signal(signal.SIGKILL)
     holder.wait()
-    began = time.monotonic()
     world.stage("b")
     wait_until(lambda: world.ids() == world.sample.ids, standby)
-    assert time.monotonic() - began < 10, "a dead process on the same host is seen at once"
     standby.signal(signal.SIGTERM)
     assert standby.wait().exit_code == 0
     assert not (world.table / "_staging/committer.json").exists(), "a clean stop leaves the place free"

@@ -114,7 +114,7 @@ def test_a_running_pipeline_is_taken_over(launcher: Launcher, sample: SampleInpu
     sample.add("a1.json", 4)
     running = launcher.start(options, once=False)
     table = Path(options.sinks[0].location)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (table / "_delta_log").exists() or table_ids(table) != sample.ids:
         assert time.monotonic() < deadline, running.log()
         time.sleep(0.05)

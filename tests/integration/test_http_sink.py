@@ -178,7 +178,7 @@ def test_a_repeat_sends_the_very_same_range_whatever_the_settings_are(
 ) -> None:
     """The answer to the second batch is lost, the run ends, and the next one has batches of another size."""
     receiver.behaviour = lambda _request, number: Reply(200, hangs=True, takes=True) if number >= 1 else None
-    run = drive(max_rows=10, timeout_secs=0.2)
+    run = drive(max_rows=10, timeout_secs=1.0)
     commit = run.stage(rows(*range(45)))
     with pytest.raises(CommitUnknownError, match="no answer from"):
         run.commit(commit)

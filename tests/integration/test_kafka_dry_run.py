@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
+from firnline import kafka_client
 from firnline.cli.main import run_command
 from firnline.clock import monotonic
 from firnline.sources.kafka.planning import spread_pieces
@@ -83,8 +84,10 @@ def test_pieces_are_spread_over_ranges() -> None:
 @pytest.mark.parametrize("which", ["source", "sink"])
 @pytest.mark.parametrize("how", ["refuses", "silent"])
 def test_brokers_that_do_not_answer_end_a_dry_run_soon_and_are_named(
-    folder: Path, which: str, how: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, which: str, how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if how == "silent":
+        monkeypatch.setattr(kafka_client, "ANSWER_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         brokers = f"127.0.0.1:{free_port() if how == 'refuses' else silent.getsockname()[1]}"
         if which == "source":
@@ -100,4 +103,4 @@ def test_brokers_that_do_not_answer_end_a_dry_run_soon_and_are_named(
     shown = capsys.readouterr().err
     assert (code, brokers in shown) == (3, True), shown
     assert ("Connection refused" in shown) == (how == "refuses"), shown
-    assert took < 25  # two tries of it, on a busy machine; 8 seconds by the clock of the client
+    assert took < 50  # less than a client waits that nobody told how long, and enough for a busy machine

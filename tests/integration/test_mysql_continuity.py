@@ -65,7 +65,7 @@ def read_on(stream: Any) -> None:
 
 def test_a_server_that_falls_silent(shop: BinlogServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without heartbeats the connection counts as lost."""
-    monkeypatch.setattr("firnline.sources.mysql.stream.SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr("firnline.sources.mysql.stream.SILENCE_SECONDS", 4.0)
     with running_proxy(shop.port) as proxy:
         dsn = shop.dsn.replace(str(shop.port), str(proxy.port))
         with contextlib.closing(stream_of(shop, dsn=dsn, heartbeat_seconds=0.2)) as stream:

@@ -350,14 +350,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
         thread = threading.Thread(target=lambda: pipeline.run(observer=followed), daemon=True)
         thread.start()
         running.append((pipeline, thread))
-        assert followed.has_committed.wait(30)
+        assert followed.has_committed.wait(120)
         return pipeline, followed
 
     yield start
     for pipeline, thread in running:
         if pipeline._runner is not None:
             pipeline._runner.stop()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -399,13 +399,13 @@ def test_a_run_is_fenced_by_an_import(tmp_path: Path, keyed: KeyedInput, monkeyp
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert followed.has_committed.wait(30)
+    assert followed.has_committed.wait(120)
     rows = [{"k": "new", "n": 7, "total": 70}]
     assert import_rows_of(options, "totals", rows) == 2
     keyed.add()
     with pytest.raises(NotRunningError, match="ended before it took the checkpoint"):
         pipeline.trigger_checkpoint()
-    thread.join(30)
+    thread.join(120)
     assert [type(error) for error in ends] == [FencedError]
     assert epoch_of(options) == 2
     run_to_end(options)

@@ -308,7 +308,7 @@ def test_a_writer_waits_for_the_committer(sample: SampleInput, table: Path, laun
     writer = launcher.start(options)
     writer.wait_for("waiting for the committer")
     assert len(pending_units(table)) in (2, 3)  # one more may have been in flight
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not load_runs(LocalStorage(str(table)), options.name)[0]["waiting_for"]:  # what `status` shows
         assert time.monotonic() < deadline, writer.log()
         time.sleep(0.02)

@@ -268,7 +268,7 @@ def test_a_slow_source_does_not_hold_up_the_others(world: World, monkeypatch: py
 
     def plan(self: FileSource, *args: Any) -> Any:
         if self.name == "b" and not slow.is_set():
-            slow.wait(30)
+            slow.wait(120)
         return planned(self, *args)
 
     monkeypatch.setattr(FileSource, "plan", plan)
@@ -561,17 +561,19 @@ def test_a_task_that_hangs_while_it_reads_is_given_up(tmp_path: Path, monkeypatc
     def read(order: dict[str, Any]) -> dict[str, Any]:
         if not hung.is_set():
             hung.set()
-            wake.wait(60)
+            wake.wait(120)
         return task.run_task(order)
 
     monkeypatch.setitem(tasks.KINDS, "read", read)
     sample = SampleInput(tmp_path / "in")
     sample.add("a.json", 5)
-    told = run_with(pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"), job_timeout_secs=0.3), LocalEngine(2))
-    assert [error.code for error in told.troubles] == ["worker-lost"]
+    told = run_with(
+        pipeline_options(str(tmp_path / "in"), str(tmp_path / "out"), job_timeout_secs=1.5, attempts=20), LocalEngine(2)
+    )
+    assert {error.code for error in told.troubles} == {"worker-lost"}
     wake.set()
     for thread in [t for t in threading.enumerate() if t.name.startswith("task ")]:
-        thread.join(30)
+        thread.join(120)
     assert table_ids(tmp_path / "out") == sample.ids
 
 
@@ -587,17 +589,17 @@ def test_a_shard_that_hangs_is_given_up_and_does_no_harm_when_it_wakes(
     def fold(order: dict[str, Any]) -> dict[str, Any]:
         if not hung.is_set():
             hung.set()
-            wake.wait(60)
+            wake.wait(120)
         return real(order)
 
     monkeypatch.setitem(tasks.KINDS, "fold", fold)
-    options = counter_options(counted.folder, tmp_path / "table", timeout_ms=300)
+    options = counter_options(counted.folder, tmp_path / "table", timeout_ms=1500, attempts=20)
     counted.add(files=3)
     run_with(options, LocalEngine(2))
     assert hung.is_set()
     wake.set()  # the zombie folds what it was told, long after another did
     for thread in [t for t in threading.enumerate() if t.name.startswith("task ")]:
-        thread.join(30)
+        thread.join(120)
     counted.add(files=1)
     run_to_end(options)
     assert read_counts(tmp_path / "table") == counted.expected()

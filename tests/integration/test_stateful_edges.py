@@ -256,7 +256,7 @@ class _Losing:
         def refuse(told: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
             if told.checkpoint.epoch == 2 and not lost.is_set():
                 lost.set()
-                assert self.running.wait(30)
+                assert self.running.wait(120)
                 raise SchemaError("the table has another column now")
             return commit(told, run_tasks)
 
@@ -275,7 +275,7 @@ class _Losing:
                 first = orders[0] if orders else {}
                 if (first.get("epoch"), first.get("kind")) == (3, losing.kind) and not losing.running.is_set():
                     losing.running.set()
-                    assert losing.dropped.wait(30)
+                    assert losing.dropped.wait(120)
                     if losing.dies:
                         raise WorkerLostError("a Spark job failed: cancelled")
                 return super().run(tag, orders, timeout_seconds)
@@ -355,7 +355,7 @@ def test_a_retry_of_a_source_that_is_left_out_is_not_forgotten(world: World, mon
 
     def plan(self: FileSource, *args: Any) -> Any:
         if self.name == "b":
-            assert listed.wait(30)
+            assert listed.wait(120)
         return planned(self, *args)
 
     class Releasing(Recorder):
@@ -383,7 +383,7 @@ def test_a_late_file_survives_a_listing_of_another_source_that_fails(
 
     def plan(self: FileSource, *args: Any) -> Any:
         if self.name == "b" and not failed.is_set():
-            assert done.wait(30)
+            assert done.wait(120)
             failed.set()
             raise SourceError("the listing failed once")
         found = planned(self, *args)
@@ -405,7 +405,7 @@ def test_rows_of_a_source_that_is_left_out_at_first_are_not_late(world: World, m
 
     def plan(self: FileSource, *args: Any) -> Any:
         if self.name == "b":
-            assert listed.wait(30)
+            assert listed.wait(120)
         return planned(self, *args)
 
     class Releasing(Recorder):

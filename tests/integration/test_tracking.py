@@ -165,7 +165,7 @@ def test_alerts_are_those_of_one_query_over_all_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(12 if os.environ.get("FIRNLINE_PROOF") else 1))
 def test_alerts_after_random_kills(launcher: Launcher, tmp_path: Path, seed: int) -> None:
     rnd = random.Random(seed)

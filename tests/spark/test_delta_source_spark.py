@@ -18,9 +18,9 @@ from tests.support.examples import CHAIN, load_example
 from tests.support.pipelines import pipeline_options, run_to_end
 from tests.support.processes import KILLED, Launcher
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1200)]
 
-WAIT = 240
+WAIT = 400
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.support.duck import execute
 from tests.support.kafka import KafkaServer
 from tests.support.processes import KILLED, Launcher
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.kafka, pytest.mark.timeout(1200)]
 
-WAIT, RECORDS = 240, 30_000
+WAIT, RECORDS = 400, 30_000
 
 
 def test_tasks_read_offset_ranges_and_a_killed_run_is_taken_up(

@@ -29,7 +29,6 @@ print(json.dumps({"types": dict(table.dtypes), "rows": [list(row) for row in row
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_spark_duckdb_and_delta_rs_read_a_widened_column_and_time_stamps(tmp_path: Path) -> None:
     folder, table = tmp_path / "in", tmp_path / "out"
     folder.mkdir()

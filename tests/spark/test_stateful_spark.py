@@ -241,7 +241,7 @@ def test_a_task_that_hangs_past_its_time_is_given_up(
     )
     marker = "    def fold(self, batch: Batch, context: EpochContext) -> Result:\n"
     (folder / "counters.py").write_text(text.replace(marker, marker + hang))
-    options = counter_options(counted.folder, tmp_path / "table", timeout_ms=6000)
+    options = counter_options(counted.folder, tmp_path / "table", timeout_ms=6000, attempts=20)
     told = run(dataclasses.replace(options, operator_paths=(str(folder),)), engine)
     assert flag.exists()
     assert any(error.code == "worker-lost" for error in told.troubles)
@@ -256,7 +256,7 @@ def test_a_killed_executor_is_replaced_or_absorbed(tmp_path: Path, counted: Coun
     options = counter_options(counted.folder, tmp_path / "table", on_worker_loss=policy, attempts=20)
     options = dataclasses.replace(options, spark={"spark.master": "local-cluster[2,1,1024]"})
     child = Launcher(tmp_path / "children").start(options, spark=True)
-    child.wait_for("committed epoch 1", 120)
+    child.wait_for("committed epoch 1", 400)
     executors = [
         p
         for p in psutil.Process(child.pid).children(recursive=True)
@@ -265,9 +265,9 @@ def test_a_killed_executor_is_replaced_or_absorbed(tmp_path: Path, counted: Coun
     assert executors
     os.kill(executors[0].pid, signal.SIGKILL)
     counted.add(files=2, rows=300)
-    ended = child.wait(180)
+    ended = child.wait(400)
     assert ended.exit_code == 0, child.log()[-4000:]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while read_counts(tmp_path / "table") != counted.expected() and time.monotonic() < deadline:
         Launcher(tmp_path / "more").run(options)
     assert read_counts(tmp_path / "table") == counted.expected()

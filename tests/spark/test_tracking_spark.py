@@ -14,9 +14,9 @@ from firnline.spec.build import load_options
 from tests.support.examples import TRACKING, load_example
 from tests.support.processes import KILLED, Launcher
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1200)]
 
-WAIT = 240
+WAIT = 400
 # Points in the driver; a point in a worker would kill every worker that takes the task up again.
 KILLS = (
     "epoch.run.after",

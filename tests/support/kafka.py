@@ -84,6 +84,7 @@ class KafkaServer:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: AdminClient | None = None
+        self._plain_producer: Producer | None = None
         self.port = port
         self.behind = 0  # where a proxy reaches the broker; the broker tells its clients that it is at `proxied`
         self.proxied = 0
@@ -150,7 +151,7 @@ class KafkaServer:
             return False
 
     def _end(self, number: int) -> None:
-        self._admin = None
+        self._admin = self._plain_producer = None
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
             try:
@@ -197,10 +198,12 @@ class KafkaServer:
     def add_partitions(self, name: str, total: int) -> None:
         from confluent_kafka.cimpl import NewPartitions
 
+        self._plain_producer = None  # it would not know them at once
         self.admin.create_partitions([NewPartitions(name, total)])[name].result(CALL_SECONDS)
         wait_until(lambda: self._leaders(name) == total, seconds=CALL_SECONDS)
 
     def delete_topic(self, name: str) -> None:
+        self._plain_producer = None  # a topic of the same name is another topic
         self.admin.delete_topics([name])[name].result(CALL_SECONDS)
         wait_until(lambda: name not in self.admin.list_topics(timeout=CALL_SECONDS).topics, seconds=CALL_SECONDS)
 
@@ -237,11 +240,13 @@ class KafkaServer:
         abort: bool = False,
     ) -> None:
         """Produce records and wait until the broker has them; in one transaction, if an id is given."""
-        settings = {"transactional_id": transactional_id} if transactional_id else {"enable_idempotence": True}
-        producer = self.producer(**settings, linger_ms=1)  # a retry keeps the order
         if transactional_id:
+            producer = self.producer(transactional_id=transactional_id, linger_ms=1)
             producer.init_transactions(CALL_SECONDS)
             producer.begin_transaction()
+        else:
+            producer = self._plain_producer or self.producer(enable_idempotence=True, linger_ms=1)  # retries keep order
+            self._plain_producer = producer
         failed: list[object] = []
 
         def delivered(error: object, _: object) -> None:
@@ -276,14 +281,15 @@ class KafkaServer:
         """Return all records of a topic, by partition and offset, up to the ends that stand at the call."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-        consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True)
+        # The broker answers at once at the end of a partition, and the client returns what it has.
+        consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True, fetch_wait_max_ms=10)
         try:
             numbers = consumer.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions
             consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
             waiting, records, deadline = set(numbers), list[Record](), monotonic() + CALL_SECONDS
             while waiting:
                 assert monotonic() < deadline, f"{topic}: no end of {waiting}"
-                for message in consumer.consume(10_000, 1.0):
+                for message in consumer.consume(10_000, 0.02):
                     error = message.error()
                     if error is None:
                         headers: dict[str, Any] = dict(message.headers() or [])

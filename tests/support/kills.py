@@ -16,7 +16,7 @@ from tests.support.processes import KILLED
 from tests.support.proof import covered
 
 World = TypeVar("World")
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 180
 NO_POINTS: Mapping[str, int] = MappingProxyType({})
 # A kill inside one of these leaves what a kill beside it leaves, and at most a temporary file or an empty folder more.
 _HELPERS = ("storage.folder.", "storage.publish.", "store.publish.")

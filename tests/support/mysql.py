@@ -22,7 +22,7 @@ from tests.support.processes import free_port, wait_until
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firnline-tests" / "mysql"
 PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
-START_SECONDS = 120.0
+START_SECONDS = 180.0
 REDO_LOG = "--innodb-redo-log-capacity=8M"
 OURS = ("mysql", "sys", "information_schema", "performance_schema")
 
@@ -110,14 +110,14 @@ class BinlogServer:
     def _end(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(60)
+            self._process.wait(120)
         self._process = None
 
     def _answers(self) -> bool:
         import pymysql
 
         try:
-            self.connect(connect_timeout=10).close()
+            self.connect(connect_timeout=60).close()
         except pymysql.Error:
             return False
         return True

@@ -17,7 +17,7 @@ from firnline.clock import SystemClock
 from tests.support.processes import free_port
 
 PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 def find_program(name: str) -> str | None:
@@ -117,14 +117,14 @@ class PostgresServer:
     def _end(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(120)
         self._process = None
 
     def _answers(self) -> bool:
         import psycopg
 
         try:
-            psycopg.connect(self.dsn, connect_timeout=5).close()
+            psycopg.connect(self.dsn, connect_timeout=60).close()
         except psycopg.Error:
             return False
         return True

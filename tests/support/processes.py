@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -31,6 +32,8 @@ from tests.support.proof import covered
 
 KILLED = -signal.SIGKILL
 MOST_SEGMENTS = 10
+PORTS = (10_000, 32_000)  # the system picks ports above for clients and for servers that name none
+_claims: list[socket.socket] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Child:
             return False
         return True
 
-    def wait(self, timeout: float = 120) -> Ended:
+    def wait(self, timeout: float = 240) -> Ended:
         """Wait for the end; a child that hangs is killed and told of."""
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -242,14 +245,23 @@ def wait_until(condition: Callable[[], bool], child: Child | None = None, second
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses."""
+    """A TCP port of 127.0.0.1 that nobody uses, and that no other test process is given while this one lives."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that nobody uses, all different."""
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
+    """TCP ports of 127.0.0.1 that nobody uses, all different; see `free_port`."""
+    return [_claim_port() for _ in range(count)]
+
+
+def _claim_port() -> int:
+    """Find a port outside the range from which the system picks ports, and claim it by a name that ends with us."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        claim = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            claim.bind(f"\0firnline-tests-{port}")
+            probe.bind(("127.0.0.1", port))
+            _claims.append(claim)
+            return port
+        claim.close()

@@ -130,7 +130,7 @@ class Proxy:
                 _reset(client)
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target), timeout=30)
+                server = socket.create_connection(("127.0.0.1", self._target), timeout=120)
             except OSError:  # the server is down: so the client sees it
                 _reset(client)
                 continue

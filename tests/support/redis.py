@@ -17,7 +17,7 @@ from tests.support.processes import free_port, wait_until
 if TYPE_CHECKING:
     import redis
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class RedisServer:
@@ -80,7 +80,7 @@ class RedisServer:
     def _end(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(120)
         self._process = None
 
     def _answers(self) -> bool:

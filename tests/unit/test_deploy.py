@@ -71,7 +71,7 @@ def test_the_entry_point_passes_words_and_exit_code_on(tmp_path: Path) -> None:
     assert os.access(entry, os.X_OK)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        [str(entry), "run", "two words"], env=environment, capture_output=True, text=True, timeout=60
+        [str(entry), "run", "two words"], env=environment, capture_output=True, text=True, timeout=240
     )  # fmt: skip
     assert done.stdout.splitlines() == ["run", "two words"]
     assert done.returncode == 7
@@ -90,8 +90,8 @@ def test_the_healthcheck_of_the_image_follows_the_answer_of_a_run() -> None:
     with Endpoints(CollectorRegistry(), health, ServeAt(0)) as served:
         environment = {**os.environ, "FIRNLINE_METRICS_PORT": str(served.port)}
         command = [sys.executable, *check[1:]]
-        assert subprocess.run(command, env=environment, timeout=60).returncode == 0
-    gone = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+        assert subprocess.run(command, env=environment, timeout=240).returncode == 0
+    gone = subprocess.run(command, env=environment, capture_output=True, timeout=240)
     assert gone.returncode != 0
 
 
@@ -118,7 +118,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     copy.write_text(UNIT.read_text().replace(program, "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(copy)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert UNIT.stem.rstrip("@") not in done.stdout, done.stdout

@@ -186,7 +186,7 @@ def test_metrics_are_served_while_a_run_lasts(
         committed(self, facts)
         url = re.search(r"http://127\.0\.0\.1:\d+/metrics", capfd.readouterr().err)
         if url is not None:
-            answers.append(urllib.request.urlopen(url[0], timeout=5).read().decode())
+            answers.append(urllib.request.urlopen(url[0], timeout=60).read().decode())
 
     committed: Callable[[RunTotals, EpochFacts], None] = RunTotals.committed
     monkeypatch.setattr(RunTotals, "committed", ask)
@@ -209,11 +209,11 @@ def test_metrics_with_a_token_file_need_the_token(
         url = re.search(r"http://127\.0\.0\.1:\d+/metrics", said[-1])
         if url is not None:
             with pytest.raises(urllib.error.HTTPError, match="401") as refused:
-                urllib.request.urlopen(url[0], timeout=5)
+                urllib.request.urlopen(url[0], timeout=60)
             refused.value.close()
             token = (tmp_path / "token").read_text().strip()
             asked = urllib.request.Request(url[0], headers={"Authorization": f"Bearer {token}"})
-            answers.append(urllib.request.urlopen(asked, timeout=5).read().decode())
+            answers.append(urllib.request.urlopen(asked, timeout=60).read().decode())
 
     committed: Callable[[RunTotals, EpochFacts], None] = RunTotals.committed
     monkeypatch.setattr(RunTotals, "committed", ask)

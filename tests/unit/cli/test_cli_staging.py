@@ -164,13 +164,13 @@ def test_another_active_committer_is_told(table: Path, capsys: pytest.CaptureFix
 def test_the_service_starts_quickly_commits_and_stops_on_a_signal(table: Path, sample: SampleInput) -> None:
     command = [sys.executable, "-m", "firnline.cli", "commit", "firnline.yml", "--metrics-port", "0"]
     with subprocess.Popen(command, cwd=table.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while table_ids(table) != sample.ids or pending_units(table):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, b"stopped cleanly\n")
     assert b"3 units in 1 commit" in err
     assert not (table / "_staging/committer.json").exists()

@@ -441,7 +441,8 @@ def test_many_misfits_take_time_in_proportion() -> None:
         return time.process_time() - started
 
     seconds(1000)
-    assert seconds(40_000) < 12 * max(seconds(8_000), 0.05)
+    few, many = (min(seconds(count) for _ in range(3)) for count in (8_000, 40_000))
+    assert many < 12 * max(few, 0.05)
 
 
 def test_a_schema_without_columns_keeps_its_rows() -> None:

@@ -55,10 +55,10 @@ def test_a_pause_waits_and_a_stop_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
     answers: list[bool] = []
     waiting = threading.Thread(target=lambda: answers.append(backpressure.wait()))
     waiting.start()
-    assert still.wait(10)
+    assert still.wait(120)
     assert backpressure.paused
     backpressure.stop()
-    waiting.join(10)
+    waiting.join(120)
     assert answers == [False]
 
 

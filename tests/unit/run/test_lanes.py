@@ -32,7 +32,7 @@ def test_a_slow_lane_holds_up_no_other_and_a_stop_waits_for_no_side_work() -> No
 
     lanes.submit("backlog", listing)
     lanes.submit("stage", reached.set)
-    assert reached.wait(10)
+    assert reached.wait(120)
     lanes.close(wait=True)  # returns although the listing is still under way
     gate.set()
 
@@ -47,10 +47,10 @@ def test_what_was_not_begun_is_dropped_without_wait() -> None:
 
     lanes.submit("sink a", first)
     lanes.submit("sink a", lambda: done.append(1))
-    assert begun.wait(10)
+    assert begun.wait(120)
     lanes.close(wait=False)
     gate.set()
-    lanes._lanes["sink a"]._thread.join(10)
+    lanes._lanes["sink a"]._thread.join(120)
     assert done == []
 
 
@@ -59,7 +59,7 @@ def test_a_lane_that_hangs_does_not_keep_the_process() -> None:
         "import threading; from firnline.run.lanes import Lanes; lanes = Lanes(); "
         "lanes.submit('sink a', threading.Event().wait); lanes.close(wait=False)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_a_process_that_exits_waits_for_a_lane_that_nobody_waited_for() -> None:

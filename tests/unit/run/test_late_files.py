@@ -93,7 +93,7 @@ def hold_listing(monkeypatch: pytest.MonkeyPatch, name: str) -> threading.Event:
 
     def slow(self: FileSource, *args: Any) -> Iterator[Any]:
         if self.name == name:
-            assert may_list.wait(30)
+            assert may_list.wait(120)
         yield from listed(self, *args)
 
     monkeypatch.setattr(FileSource, "_listed", slow)
@@ -109,7 +109,7 @@ def test_a_late_file_whose_plan_waits_is_not_found_late_again(
     read = Counter(lane.turn()[1])
     assert read == {"a6": 1}
     may_list.set()
-    assert lane.pipeline.sources._asked["b"].answered.wait(30)
+    assert lane.pipeline.sources._asked["b"].answered.wait(120)
     lane.clock.at += INTERVAL  # a full listing is due while the answer that holds b1 waits
     monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
     for _ in range(4):
@@ -232,10 +232,10 @@ def test_a_requested_checkpoint_reads_late_and_young_files(tmp_path: Path, name:
     runner = Runner(open_pipeline(options), LocalEngine(1), Asks())
     running = threading.Thread(target=runner.run)
     running.start()
-    assert idle.wait(60)
-    assert watches[0].done.wait(60)
+    assert idle.wait(120)
+    assert watches[0].done.wait(120)
     runner.stop()
-    running.join(60)
+    running.join(120)
     assert watches[0].answer["committed"]
     assert DeltaTable(tmp_path / "out").to_pyarrow_table().num_rows == 2
 

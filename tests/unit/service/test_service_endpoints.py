@@ -39,7 +39,7 @@ def registry() -> CollectorRegistry:
 def get(served: Endpoints, path: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(f"{served.url}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

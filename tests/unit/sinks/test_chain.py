@@ -123,9 +123,9 @@ def test_the_same_entry_under_two_names_is_no_fork() -> None:
 
 def test_ten_thousand_units_are_sorted_out_quickly() -> None:
     units = chain(10_000)
-    began = time.perf_counter()
+    began = time.process_time()
     assert arrange(after(units, 0), units).ready == units
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2  # of this process: a busy machine does not count
 
 
 def test_the_digest_is_what_the_log_holds() -> None:

@@ -12,6 +12,7 @@ import pytest
 from firnline.sources import group
 from firnline.sources.base import MAIN_PORT, Source
 from firnline.sources.group import Sources
+from tests.support.processes import wait_until
 
 
 def _source(name: str, acknowledge: Any) -> Source:
@@ -41,6 +42,7 @@ def test_a_source_that_hangs_is_asked_again_after_it_returned(monkeypatch: pytes
 
     sources = Sources([_source("a", hang)])
     sources.acknowledge({"a": 1})
+    wait_until(lambda: told == [1])
     sources.acknowledge({"a": 2})
     assert told == [1]
     free.set()

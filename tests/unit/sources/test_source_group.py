@@ -34,7 +34,7 @@ class Slow(FileSource):
 
     def plan(self, *args: Any) -> Any:
         self.asked += 1
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(120)
         return super().plan(*args)
 
 
@@ -66,7 +66,7 @@ def test_a_source_that_is_still_listing_is_left_out_and_its_answer_is_kept(
     assert sources.is_asked("slow")
     (tmp_path / "quick" / "f00.json").unlink()
     slow.may_answer.set()
-    monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
+    monkeypatch.setattr(group, "ALIGN_SECONDS", 120)
     second = sources.plan(positions, LIMITS)
     assert second is not None
     assert list(second.plans) == ["slow"]
@@ -116,8 +116,8 @@ def test_a_source_whose_answer_waits_is_asked_until_the_answer_is_taken(
     positions = sources.start({})
     assert sources.plan(positions, LIMITS) is not None
     slow.may_answer.set()
-    assert sources._asked["slow"].answered.wait(30)
+    assert sources._asked["slow"].answered.wait(120)
     assert sources.is_asked("slow")
-    monkeypatch.setattr(group, "ALIGN_SECONDS", 30)
+    monkeypatch.setattr(group, "ALIGN_SECONDS", 120)
     assert sources.plan(positions, LIMITS) is not None
     assert not sources.is_asked("slow")

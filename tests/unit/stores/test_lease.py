@@ -91,7 +91,7 @@ class FlakyStore(MemoryStore):
         return super().prune(key, keep)
 
     def _fail(self, when: bool) -> None:
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(120)
         if self.damaged:
             raise DamagedError("the head does not match its checksum")
         if when:
@@ -613,7 +613,7 @@ def test_the_keeper_renews_and_releases_at_the_end(flaky: FlakyStore) -> None:
 
     flaky.put_raw_versioned = noting  # type: ignore[method-assign]
     with LeaseKeeper(lease, clock, lambda error: pytest.fail(error.message)):
-        assert renewed.wait(20)
+        assert renewed.wait(120)
     assert record_in(flaky).released
 
 
@@ -634,7 +634,7 @@ def test_the_keeper_tells_why_the_lease_is_lost(flaky: FlakyStore, how: str) -> 
     if how == "taken-and-gone":
         other.release()
     with LeaseKeeper(lease, clock, note):
-        assert told.wait(20)
+        assert told.wait(120)
     words = {"taken": "run second on ", "taken-and-gone": "and has ended"}
     assert words[how] in lost[0].message
     assert lost[0].exit_code == 5
@@ -659,7 +659,7 @@ class Said(logging.Handler):
 
     def wait_for(self, word: str, times: int = 1) -> None:
         with self.heard:
-            assert self.heard.wait_for(lambda: self.count(word) >= times, 20), self.words
+            assert self.heard.wait_for(lambda: self.count(word) >= times, 120), self.words
 
 
 @pytest.fixture
@@ -712,7 +712,7 @@ def test_a_lease_that_another_took_during_an_outage_is_lost_when_the_store_answe
         flaky.put(KEY, record)
         assert not lost
         flaky.down = False
-        assert told.wait(20)
+        assert told.wait(120)
     assert [(e.exit_code, "run second on h:1 took the lease over" in e.message) for e in lost] == [(5, True)]
 
 
@@ -776,7 +776,7 @@ def test_a_store_that_hangs_holds_up_nobody_who_takes_or_stands_by(flaky: FlakyS
         assert second.timed_calls.busy
     finally:
         flaky.go_on.set()
-    second.timed_calls = TimedCalls(20)
+    second.timed_calls = TimedCalls(120)
     assert wait_for_lease(second, rest_of(clock), told.append)
 
 
@@ -792,19 +792,19 @@ def test_a_renewal_that_hangs_does_not_hold_up_the_end(
 
     def hang(key: str, data: bytes, expected: int, note: str = "") -> int:
         hangs.set()
-        assert flaky.go_on.wait(60)
+        assert flaky.go_on.wait(120)
         return put(key, data, expected, note)
 
     monkeypatch.setattr(flaky, "put_raw_versioned", hang)
     flaky.go_on.clear()
     try:
         with LeaseKeeper(lease, clock, lambda error: pytest.fail(error.message)):
-            assert hangs.wait(20)
+            assert hangs.wait(120)
         assert said.count("lease not released") == 1
         assert lease.timed_calls.busy
     finally:
         flaky.go_on.set()
-    lease.timed_calls.call(lambda: None, 20)  # what was given up ends by itself, one after the other
+    lease.timed_calls.call(lambda: None, 120)  # what was given up ends by itself, one after the other
     assert record_in(flaky).released
 
 
