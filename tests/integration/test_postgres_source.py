@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from firnline.history.edits.rollback import Rollback
 from firnline.history.schemas import describe_change, epoch_at, in_force, load_schema_history
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.postgres.options import PostgresSinkOptions
 from tests.support.captured import ORDERS, captured, check_current, delta_rows, execute, history, query
 from tests.support.pipelines import run_once, run_to_end
 
@@ -169,24 +167,3 @@ def test_an_emptied_table_is_emptied_in_that_commit(database: str, tmp_path: Pat
     run_to_end(options)
     check_current(database, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"insert": 53, "truncate": 2}
-
-
-def test_a_follower_never_gets_null_for_a_value_that_the_log_lacks(database: str, tmp_path: Path) -> None:
-    large = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g)"
-    target = PostgresSinkOptions("copy", database, "lake.orders", input="db.orders", write="upsert", key=("id",))
-    options = captured(database, tmp_path)
-    options = replace(options, sinks=(options.sinks[0], target))
-    run_to_end(options)
-    execute(database, f"INSERT INTO orders VALUES (1, 1, {large}), (2, 2, 'x')")
-    run_to_end(options)
-    execute(database, "UPDATE orders SET amount = 3")
-    run = run_once(options)
-    assert run.result.error is not None
-    assert "the log of the database does not have its value of note" in run.result.error.message
-    assert query(database, "SELECT amount FROM lake.orders WHERE id = 1") == [(1,)]
-    letters = replace(options, sinks=(options.sinks[0], replace(target, on_bad_row="dead_letter")))
-    run_to_end(letters)
-    assert query(database, "SELECT id, amount, length(note) FROM lake.orders ORDER BY id") == [(1, 1, 12800), (2, 3, 1)]
-    execute(database, "TRUNCATE orders")
-    run_to_end(letters)
-    assert query(database, "SELECT count(*) FROM lake.orders") == [(2,)]

@@ -11,12 +11,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.operators.base import BEFORE
-from firnline.options import MISSING, OP, SEQUENCE
+from firnline.options import MISSING, OP, SEQUENCE, TRUNCATE
 
 
 def table_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a changelog that go into a table."""
     return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE, MISSING)])
+
+
+def find_truncates(batch: pa.RecordBatch) -> pa.Array | None:
+    """Return which change rows empty their table; None if none does."""
+    return find_words(batch, TRUNCATE)
+
+
+def find_words(batch: pa.RecordBatch, word: str) -> pa.Array | None:
+    """Return which rows have a word in `_op`; None if none has."""
+    index = batch.schema.get_field_index(OP)
+    if index < 0 or not pa.types.is_string(batch.schema.field(index).type):
+        return None
+    found = pc.fill_null(pc.equal(batch.column(index), word), False)
+    return found if pc.any(found, min_count=0).as_py() else None
 
 
 def find_deletes(batch: pa.RecordBatch, delete_when: Mapping[str, Sequence[str]]) -> pa.Array:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, mo
 
 from firnline.config.fields import ColumnName, Config, Endpoint, Flag, Name, ReadSecret, differ, fail
 from firnline.errors import ConfigError
-from firnline.options import FollowerOptions, SinkOptions
+from firnline.options import MISSING, OP, FollowerOptions, SinkOptions
 
 OptionsClass: TypeAlias = type[SinkOptions]
 
@@ -193,6 +193,10 @@ class DeliveryConfig(SinkConfig, ABC):
         lost = [name for name in self.key if name in self.exclude or (self.columns and name not in self.columns)]
         if lost:
             raise fail(f'the key column "{lost[0]}" is not delivered', "key")
+        if self.write == "upsert":
+            for setting, names in (("exclude", self.exclude), ("mask", self.mask)):
+                if needed := next((name for name in (OP, MISSING) if name in names), None):
+                    raise fail(f"an upsert needs the column {needed}", setting)
         return self
 
     @classmethod

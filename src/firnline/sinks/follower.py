@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -39,7 +39,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.names import rebuilt_key
 from firnline.operators.columns import align
-from firnline.options import MISSING, OP, TRUNCATE, FollowerOptions
+from firnline.options import MISSING, FollowerOptions
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.sinks.base import (
     Capabilities,
@@ -52,6 +52,7 @@ from firnline.sinks.base import (
     Sink,
     SinkContext,
 )
+from firnline.sinks.changes import find_truncates
 from firnline.sinks.dead_letters import DeadLetter, DeadLetters
 from firnline.sinks.encoding import encode_rows
 from firnline.sinks.outbox import KEY, find_missing
@@ -227,33 +228,48 @@ class EpochRows:
         reason = f"the condition {self.shape.where!r} fails on it"
         return [DeadLetter(number, reason, json.loads(text)) for number, text in zip(bad, texts, strict=True)]
 
-    def find_lacking(self) -> list[DeadLetter]:
-        """Return the change rows that do not have all values of their row, or empty the table, as bad rows.
+    def find_lacking(
+        self, needed: Collection[str] = (), *, keeps_old: bool = False, can_empty: bool = False
+    ) -> list[DeadLetter]:
+        """Return the change rows that an upsert cannot apply, as bad rows.
+
+        Args:
+            needed: Columns without whose values no row can be written.
+            keeps_old: Whether other columns keep their old values where a change row has none.
+            can_empty: Whether the sink can empty its target.
 
         Raises:
             DamagedError: a file of the outbox is missing or damaged.
         """
-        if MISSING not in self.schema.names:
+        if MISSING not in self.schema.names:  # a change row that empties a table lacks all values
             return []
+        judged = pa.array(sorted(self.shape.condition_columns), pa.string())
+        wanted = pa.array(sorted(needed), pa.string())
         reasons: dict[int, str] = {}
-        for part in replace(self, shape=RowShape(where=self.shape.where)).read():
-            lacks = part.batch.column(MISSING)
-            chosen = pc.indices_nonzero(pc.is_valid(lacks))
-            words = part.batch.column(OP).take(chosen).to_pylist()
-            for number, names, word in zip(
-                part.numbers.take(chosen).to_pylist(), lacks.take(chosen).to_pylist(), words, strict=True
+        for part in replace(self, shape=RowShape()).read():
+            lacks, fulfils = part.batch.column(MISSING), self.shape.fulfils(part.batch, lenient=True)
+            empties = find_truncates(part.batch)
+            if empties is not None:
+                lacks = pc.if_else(empties, pa.scalar(None, lacks.type), lacks)
+                refused = part.numbers.filter(pc.and_(empties, fulfils)) if not can_empty else pa.array([])
+                reasons |= dict.fromkeys(refused.to_pylist(), "it empties the table, which this sink cannot do")
+            names, owners = lacks.flatten(), pc.list_parent_indices(lacks)
+            plain, delivered = pc.utf8_lower(names), fulfils.take(owners)
+            lost = pc.and_(delivered, pc.is_in(plain, wanted)) if keeps_old else delivered
+            lost = pc.or_(lost, pc.is_in(plain, judged))  # then nobody knows whether the row fulfils the condition
+            found: dict[int, list[str]] = {}
+            for number, name in zip(
+                part.numbers.take(owners.filter(lost)).to_pylist(), names.filter(lost).to_pylist(), strict=True
             ):
-                reasons[number] = (
-                    "it empties the table, which this sink cannot do"
-                    if word == TRUNCATE
-                    else f"the log of the database does not have its value of {', '.join(names)}"
-                )
+                found.setdefault(number, []).append(name)
+            for number, columns in found.items():
+                reasons[number] = f"the log of the database does not have its value of {', '.join(columns)}"
         return self.letters(reasons) if reasons else []
 
     def letters(self, reasons: Mapping[int, str]) -> list[DeadLetter]:
         """Return dead letters of the rows with these numbers: their values, each with its reason."""
         wanted, found = pa.array(sorted(reasons), pa.int64()), list[DeadLetter]()
-        for part in self.read():
+        for part in replace(self, shape=replace(self.shape, where="")).read():
             mask = pc.is_in(part.numbers, wanted)
             if pc.any(mask).as_py():
                 kept = zip(part.numbers.filter(mask).to_pylist(), part.batch.filter(mask).to_pylist(), strict=True)
@@ -382,6 +398,7 @@ class Follower(Sink):
 
     capabilities: ClassVar[Capabilities]
     storage = None
+    can_empty: bool = False  # upsert: a change row can empty the target
 
     def __init__(self, options: FollowerOptions, context: SinkContext) -> None:
         self.name, self.required, self.uri = options.name, options.required, options.location
@@ -426,6 +443,10 @@ class Follower(Sink):
             CommitUnknownError: the answer to a transaction was lost; the caller reads the head.
             BadRowError: a row can never be held, and `on_bad_row` is stop.
         """
+
+    def keeps_old(self, own: Mapping[str, Json]) -> bool:
+        """Return whether an upsert with these settings keeps the old values of columns that a change row lacks."""
+        return False
 
     def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
         """Carry out a history edit that leaves the rows as they are. Default: only the head moves."""
@@ -540,7 +561,7 @@ class Follower(Sink):
         Raises:
             SchemaError: the columns do not fit. It names the sink, and the ways out of settings that an epoch keeps.
         """
-        if self._options.write == "upsert" and (lacking := delivery.rows.find_lacking()):
+        if self._options.write == "upsert" and (lacking := self._find_lacking(delivery)):
             delivery.refuse(lacking)
             return None
         try:
@@ -562,6 +583,14 @@ class Follower(Sink):
             )
             message = message if f"sink {name!r}" in message else f"sink {name!r}: {message}"
             raise type(error)(message, hint=f"{hint}{ways}", **{**error.fields, "sink": name}) from error
+
+    def _find_lacking(self, delivery: EpochDelivery) -> list[DeadLetter]:
+        """Return the change rows of an epoch that the sink cannot apply."""
+        own = delivery.shape
+        order = [own["sequence_by"]] if own.get("sequence_by") else []
+        named = [name for names in self._options.named_columns.values() for name in names]
+        needed = {name.lower() for name in (*named, *own.get("key", ()), *order, *own.get("delete_when", ()))}
+        return delivery.rows.find_lacking(needed, keeps_old=self.keeps_old(own), can_empty=self.can_empty)
 
     def _log_dead_letters(self, delivery: EpochDelivery) -> None:
         """Log how many rows of an epoch the sink refused; they are durable already."""

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
-from firnline.options import OP, SEQUENCE, FollowerOptions
+from firnline.options import MISSING, OP, SEQUENCE, FollowerOptions
+from firnline.sinks.changes import find_truncates
 from firnline.types import Json
 
 REDACTED = "***"
@@ -47,7 +48,7 @@ class RowShape:
     @classmethod
     def of(cls, options: FollowerOptions) -> RowShape:
         """Return the shape that the options of a sink ask for. An upsert needs the columns that make rows changes."""
-        changes = (OP, SEQUENCE) if options.write == "upsert" and options.columns else ()
+        changes = (OP, SEQUENCE, MISSING) if options.write == "upsert" and options.columns else ()
         return cls((*options.columns, *changes), options.exclude, dict(options.mask), options.where)
 
     def to_json(self) -> dict[str, Json]:
@@ -83,9 +84,31 @@ class RowShape:
             alive = pc.invert(pc.is_in(numbers, pa.array(sorted(dead), pa.int64())))
             batch, numbers = batch.filter(alive), numbers.filter(alive)
         if self.where and batch.num_rows:
-            keep = self._select_where(batch, f"coalesce(({self.where}), false)")
+            keep = self.fulfils(batch)
             batch, numbers = batch.filter(keep), numbers.filter(keep)
         return ShapedRows(self._mask(self._select(batch)), numbers, first, end)
+
+    def fulfils(self, batch: pa.RecordBatch, *, lenient: bool = False) -> pa.Array:
+        """Return which rows fulfil the condition; `lenient`: a row on which it fails does not.
+
+        A change row that empties a table has no values to judge. It concerns the rows that fulfil the condition, too,
+        so it counts as one of them unless the condition is about `_op` itself.
+
+        Raises:
+            SchemaError: the condition does not fit the columns, or fails on a row.
+        """
+        if not self.where or not batch.num_rows:
+            return pa.repeat(pa.scalar(True), batch.num_rows)
+        keep = self._select_where(batch, f"coalesce({'try' if lenient else ''}(({self.where})), false)")
+        empties = find_truncates(batch)
+        return keep if empties is None or OP in self.condition_columns else pc.or_(keep, empties)
+
+    @property
+    def condition_columns(self) -> set[str]:
+        """The columns that the condition names, in lower case."""
+        from firnline.sql.condition import find_columns  # imports a parser
+
+        return find_columns(self.where) if self.where else set()
 
     def _select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self.columns and not self.exclude:

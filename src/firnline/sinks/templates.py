@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError, SinkError
-from firnline.options import split_template, template_columns
+from firnline.options import DELETE, split_template, template_columns
+from firnline.sinks.changes import find_truncates, find_words
 
 SHOWN = 100  # characters of a value in a message
 _NEVER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # whatever a spec allows
@@ -86,6 +88,29 @@ class NameTemplate:
         if not keep.all():
             batch, numbers, names = batch.filter(keep), numbers.filter(keep), names.filter(pa.array(keep))
         return list(_shares(batch, numbers, names)), bad
+
+    def cut(
+        self, batch: pa.RecordBatch, numbers: pa.Array, *, upserts: bool
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array, bool]]:
+        """Yield rows in order, cut where rows concern all parts; those come with True.
+
+        A change row that empties its table, and in an upsert one that deletes a key, concerns all parts if it does not
+        say which one: the log of a database has no more than the key of a deleted row.
+        """
+        concerns = find_truncates(batch)
+        if upserts and (deletes := find_words(batch, DELETE)) is not None:
+            concerns = deletes if concerns is None else pc.or_(concerns, deletes)
+        if concerns is None:
+            yield batch, numbers, False
+            return
+        self.check(batch.schema)
+        names_none = np.zeros(batch.num_rows, bool)
+        for name in self.columns:
+            names_none |= pc.is_null(batch.column(batch.schema.get_field_index(name))).to_numpy(zero_copy_only=False)
+        is_for_all = concerns.to_numpy(zero_copy_only=False) & names_none
+        edges = [0, *(np.flatnonzero(np.diff(is_for_all)) + 1).tolist(), batch.num_rows]
+        for start, end in pairwise(edges):
+            yield batch.slice(start, end - start), numbers.slice(start, end - start), bool(is_for_all[start])
 
     def _wrong_value(self, value: str) -> str:
         if not value or value in (".", "..") or _NEVER.search(value):

@@ -45,6 +45,12 @@ def check_condition(text: str) -> None:
             )
 
 
+def find_columns(text: str) -> set[str]:
+    """Return the columns that a condition names, in lower case: DuckDB takes them in any."""
+    parsed = sqlglot.parse_one(f"SELECT 1 FROM rows WHERE ({text})", dialect="duckdb")  # noqa: S608
+    return {column.parts[0].name.lower() for column in parsed.find_all(expressions.Column)}
+
+
 def _where_of(error: errors.SqlglotError) -> str:
     """Return what is wrong with a text that the parser does not take."""
     if not isinstance(error, errors.ParseError) or not error.errors:

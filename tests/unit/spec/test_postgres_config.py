@@ -57,6 +57,7 @@ def test_a_table_may_be_a_template() -> None:
         ({"write": "upsert", "key": ["id"], "columns": ["v"]}, '"id" is not delivered'),
         ({"write": "upsert", "key": ["id"], "sequence_by": "at", "exclude": ["at"]}, '"at" is not delivered'),
         ({"write": "upsert", "key": ["id"], "exclude": ["_op"]}, "needs the column _op"),
+        ({"write": "upsert", "key": ["id"], "mask": {"_missing": "null"}}, "needs the column _missing"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:

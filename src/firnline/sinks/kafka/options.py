@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from firnline.options import MEBIBYTE, OP, SEQUENCE, FollowerOptions, StrictColumn, template_columns
-
-DELETE = "delete"
+from firnline.options import MEBIBYTE, OP, OPERATIONS, SEQUENCE, FollowerOptions, StrictColumn, template_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class KafkaSinkOptions(FollowerOptions):
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         if self.write != "upsert":
             return {}
-        return {OP: StrictColumn("string", ("insert", "update", DELETE)), SEQUENCE: StrictColumn("int64")}
+        return {OP: StrictColumn("string", OPERATIONS), SEQUENCE: StrictColumn("int64")}
 
     @property
     def named_columns(self) -> Mapping[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import Count, Duration, Endpoint, Flag, Secret, fail
-from firnline.options import OP, template_columns
+from firnline.options import template_columns
 from firnline.postgres_client import place_of
 from firnline.sinks.config import FollowerConfig, RecordsConfig, check_pattern, check_template
 from firnline.sinks.postgres.options import (
@@ -94,8 +94,6 @@ class PostgresSinkConfig(FollowerConfig, RecordsConfig):
     def _needed_columns_are_delivered(self) -> PostgresSinkConfig:
         self.check_delivered("sequence_by", [self.sequence_by] if self.sequence_by else [])
         self.check_delivered("delete_when", self.delete_when)
-        if self.write == "upsert" and OP in self.exclude:
-            raise fail(f"an upsert needs the column {OP}", "exclude")
         return self
 
     @property

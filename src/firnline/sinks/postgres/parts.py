@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from firnline.sinks.follower import EpochRows
 from firnline.sinks.postgres.options import NAME_BYTES
-from firnline.sinks.templates import NameTemplate, too_many_parts
+from firnline.sinks.templates import NameTemplate, Share, too_many_parts
 
 GATHERED_BYTES = 64 * 1024 * 1024  # of an epoch's files in the outbox: rows of a larger one are read once per table
 
@@ -34,6 +34,7 @@ class EpochTables:
     names: list[str]
     template: NameTemplate | None = None
     most: int = 0
+    upserts: bool = False
     gathered: dict[str, list[tuple[pa.RecordBatch, pa.Array]]] | None = None
     bad: dict[int, str] = field(default_factory=dict)  # rows that name no table, by number
 
@@ -46,26 +47,35 @@ class EpochTables:
             if self.template is None:
                 yield rows.batch, rows.numbers
                 continue
-            shares, _ = self.template.split(rows.batch, rows.numbers, self.most)
-            yield from ((share.batch, share.numbers) for share in shares if share.name == name)
+            for batch, numbers, is_for_all in self.template.cut(rows.batch, rows.numbers, upserts=self.upserts):
+                if is_for_all:
+                    yield batch, numbers
+                    continue
+                shares, _ = self.template.split(batch, numbers, self.most)
+                yield from ((share.batch, share.numbers) for share in shares if share.name == name)
 
 
-def split_rows(epoch: EpochRows, template: NameTemplate, most: int) -> EpochTables:
-    """Find the tables that the rows of an epoch name.
+def split_rows(
+    epoch: EpochRows, template: NameTemplate, most: int, known: Iterable[str], *, upserts: bool
+) -> EpochTables:
+    """Find the tables that the rows of an epoch name; a change row that concerns all of them goes to each `known` one.
 
     Raises:
         SinkError: they name more than `most`.
     """
     fits = sum(int(file["size_bytes"]) for file in epoch.files) <= GATHERED_BYTES
     found: dict[str, list[tuple[pa.RecordBatch, pa.Array]]] = {}
-    tables = EpochTables(epoch, [], template, most, found if fits else None)
+    tables = EpochTables(epoch, [], template, most, upserts, found if fits else None)
     for rows in epoch.read():
         if not rows.batch.num_rows:
             continue
-        shares, bad = template.split(rows.batch, rows.numbers, most)
-        tables.bad |= bad
-        for share in shares:
-            found.setdefault(share.name, []).extend([(share.batch, share.numbers)] if fits else [])
+        for batch, numbers, is_for_all in template.cut(rows.batch, rows.numbers, upserts=upserts):
+            shares = [Share(name, batch, numbers) for name in {*known, *found}] if is_for_all else []
+            if not is_for_all:
+                shares, bad = template.split(batch, numbers, most)
+                tables.bad |= bad
+            for share in shares:
+                found.setdefault(share.name, []).extend([(share.batch, share.numbers)] if fits else [])
         if len(found) > most:
             raise too_many_parts(len(found), most)
     tables.names = sorted(found)

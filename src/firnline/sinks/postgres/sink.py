@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -135,8 +135,10 @@ class PostgresSink(Follower):
         rows = delivery.rows
         if not self._is_template:
             return EpochTables(rows, [f"{self._schema}.{self._table}"] if rows.rows else [])
-        template = self._template(str(delivery.shape["parts_allowed"]), self._known_tables(delivery.head))
-        return split_rows(rows, template, self._settings.max_parts)
+        known = self._known_tables(delivery.head)
+        template = self._template(str(delivery.shape["parts_allowed"]), known)
+        upserts = delivery.shape["write"] == "upsert"
+        return split_rows(rows, template, self._settings.max_parts, known, upserts=upserts)
 
     def _template(self, allowed: str, known: Collection[str]) -> NameTemplate:
         """Return the template. It refuses tables of other sinks, unless this sink has written to them before."""
@@ -430,12 +432,16 @@ class PostgresUpsertSink(PostgresSink):
     """A table that holds one row per key. It cannot go back: what a change has replaced is gone."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(Delivery.EXACTLY_ONCE, upserts=True, fed_from_outbox=True)
+    can_empty = True
 
     def version_of(self, epoch: int) -> int:
         raise self._no_way_back()
 
     def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
         return Follower.plan_return(self, to_epoch, accept)
+
+    def keeps_old(self, own: Mapping[str, Json]) -> bool:
+        return True
 
     def find_missing(self, effect: Effect) -> list[str]:
         return []

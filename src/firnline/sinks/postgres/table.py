@@ -19,6 +19,7 @@ Db = Connection[tuple[Any, ...]]
 OWNER, EPOCH, EVENT_ID = "_firnline_sink", "_firnline_epoch", "_firnline_id"
 OWN = {OWNER: pa.string(), EPOCH: pa.int64(), EVENT_ID: pa.string()}
 ROW, DELETES, ORDER = "_firnline_row", "_firnline_delete", "_firnline_order"  # of a table of changes
+LACKS = "_firnline_lacks"  # of a table of changes: the columns whose values a row does not have
 STAGED = Identifier("pg_temp", "firnline_rows")
 UNSTAGE = "DROP TABLE IF EXISTS pg_temp.firnline_rows"
 
@@ -240,15 +241,56 @@ class Merge:
     own: Mapping[str, Any]  # columns of Firnline with one value in all rows
     key: Sequence[str] = ()  # upsert
     sequence_by: str | None = None  # upsert: a column of the table that orders the rows of one key
+    lacking: Sequence[str] = ()  # upsert: columns that some staged rows have no value of
 
     def keep_newest(self) -> Composed:
         """Return the statement that removes all staged rows but the newest of each key."""
-        order = [SQL("{} DESC NULLS LAST").format(self._order("s"))] if self.sequence_by else []
-        order += [SQL("s.{} DESC NULLS LAST, s.{} DESC").format(Identifier(ORDER), Identifier(ROW))]
         return SQL(
             "DELETE FROM {0} AS d USING (SELECT s.ctid AS place, row_number() OVER (PARTITION BY {1} ORDER BY {2}) AS n"
             " FROM {0} AS s) AS ranked WHERE d.ctid = ranked.place AND ranked.n > 1"
-        ).format(STAGED, SQL(", ").join([self._value(name) for name in self.key]), SQL(", ").join(order))
+        ).format(STAGED, self._key_values(), self._newest_first())
+
+    def forget_before(self, row: int) -> Composed:
+        """Return the statement that removes the staged rows before the one that empties the table."""
+        return SQL("DELETE FROM {} AS s WHERE s.{} < {}").format(STAGED, Identifier(ROW), row)
+
+    def empty(self) -> Composed:
+        """Return the statement that empties the table. Readers see the old rows until the transaction ends."""
+        return SQL("DELETE FROM {}").format(self.table.identifier)
+
+    def fill(self, name: str) -> Composed:
+        """Return the statement that gives the newest staged row of each key the newest value of a column.
+
+        A delete has all values: none of the row is left. Rows whose key has no value keep their mark in `LACKS`.
+        """
+        return SQL(
+            "UPDATE {staged} AS d SET {column} = CASE WHEN f.{deletes} THEN NULL ELSE f.{column} END,"
+            " {lacks} = d.{lacks} - {name}"
+            " FROM (SELECT s.ctid AS place, row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS n,"
+            " first_value(s.ctid) OVER (PARTITION BY {key} ORDER BY {lacking}, {order}) AS source"
+            " FROM {staged} AS s) AS ranked, {staged} AS f"
+            " WHERE d.ctid = ranked.place AND ranked.n = 1 AND f.ctid = ranked.source"
+            " AND {target_lacks} AND NOT {source_lacks}"
+        ).format(
+            staged=STAGED,
+            column=Identifier(name),
+            name=name,
+            deletes=Identifier(DELETES),
+            lacks=Identifier(LACKS),
+            key=self._key_values(),
+            order=self._newest_first(),
+            lacking=_lacks("s", name),
+            target_lacks=_lacks("d", name),
+            source_lacks=_lacks("f", name),
+        )
+
+    def _key_values(self) -> Composed:
+        return SQL(", ").join([self._value(name) for name in self.key])
+
+    def _newest_first(self) -> Composed:
+        order = [SQL("{} DESC NULLS LAST").format(self._order("s"))] if self.sequence_by else []
+        order += [SQL("s.{} DESC NULLS LAST, s.{} DESC").format(Identifier(ORDER), Identifier(ROW))]
+        return SQL(", ").join(order)
 
     def statements(self, rows: tuple[int, int] | None = None) -> list[Composed]:
         """Return the statements that write staged rows: all, or those with a number in a range, both ends included."""
@@ -256,12 +298,35 @@ class Merge:
         if not self.key:
             return [self._insert(where)]
         deletes = SQL("s.{}").format(Identifier(DELETES))
+        keeps = [SQL("NOT ") + deletes, *where]
+        new = [*keeps, SQL("(s.{} IS NULL OR {})").format(Identifier(LACKS), self._is_new())] if self.lacking else keeps
         return [
+            *([self._update(keeps)] if self.lacking else []),
             SQL("DELETE FROM {} AS t USING {} AS s WHERE {}").format(
                 self.table.identifier, STAGED, _all([deletes, *where, *self._match(), *self._is_no_older("s")])
             ),
-            self._insert([SQL("NOT ") + deletes, *where]) + self._on_conflict(),
+            self._insert(new) + self._on_conflict(),
         ]
+
+    def _update(self, where: Sequence[Composable]) -> Composed:
+        """Return the statement that writes staged rows which lack values over rows of the table, which keep theirs."""
+        sets = []
+        for name in (name for name in self.ways if name not in self.key):
+            value = self._value(name)
+            if name in self.lacking:
+                value = SQL("CASE WHEN {} THEN t.{} ELSE {} END").format(_lacks("s", name), Identifier(name), value)
+            sets.append(SQL("{} = {}").format(Identifier(name), value))
+        lacks = SQL("s.{} IS NOT NULL").format(Identifier(LACKS))
+        return SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {}").format(
+            self.table.identifier,
+            SQL(", ").join(sets),
+            STAGED,
+            _all([lacks, *where, *self._match(), *self._is_no_older("s")]),
+        )
+
+    def _is_new(self) -> Composed:
+        """Return the condition under which the table has no row with the key of a staged row."""
+        return SQL("NOT EXISTS (SELECT FROM {} AS t WHERE {})").format(self.table.identifier, _all(self._match()))
 
     def _insert(self, where: Sequence[Composed]) -> Composed:
         columns = [*self.ways, *self.own]
@@ -318,6 +383,12 @@ class Merge:
 
 def _column(alias: str, name: str) -> Composed:
     return SQL("{}.{}").format(SQL(alias), Identifier(name))
+
+
+def _lacks(alias: str, name: str) -> Composed:
+    """Return whether a staged row has no value of a column."""
+    a, deletes, lacks = SQL(alias), Identifier(DELETES), Identifier(LACKS)
+    return SQL("(coalesce({}.{} ? {}, false) AND NOT {}.{})").format(a, lacks, name, a, deletes)
 
 
 def _all(conditions: Sequence[Composable]) -> Composed:

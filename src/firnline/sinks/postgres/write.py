@@ -17,11 +17,11 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import Connection
-from psycopg.sql import Identifier
+from psycopg.sql import Composed, Identifier
 
 from firnline.errors import SchemaError
-from firnline.options import OP, OPERATIONS, SEQUENCE
-from firnline.sinks.changes import find_deletes, table_columns
+from firnline.options import MISSING, OP, OPERATIONS, SEQUENCE
+from firnline.sinks.changes import find_deletes, find_truncates, table_columns
 from firnline.sinks.follower import EpochRows
 from firnline.sinks.postgres.database import is_row_error
 from firnline.sinks.postgres.encode import SIGNATURE, TRAILER, Encoded, constant, encode, join_rows, text_of
@@ -29,6 +29,7 @@ from firnline.sinks.postgres.table import (
     DELETES,
     EPOCH,
     EVENT_ID,
+    LACKS,
     ORDER,
     OWNER,
     ROW,
@@ -45,7 +46,7 @@ CHUNK_ROWS = 65_536
 CHUNK_BYTES = 16 * 1024 * 1024
 COPY_BYTES = 64 * 1024 * 1024  # in one statement, which has a timeout
 _LINE = re.compile(r"COPY [^,]+, line ([0-9]+)")
-_EXTRA = {ROW: "bigint", DELETES: "boolean", ORDER: "bigint"}
+_EXTRA = {ROW: "bigint", DELETES: "boolean", ORDER: "bigint", LACKS: "jsonb"}
 
 
 _T = TypeVar("_T")
@@ -85,28 +86,28 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some rows with the columns of the table. An upsert's have deletes and an order."""
+    """Some rows with the columns of the table. An upsert's have deletes, an order, and perhaps columns without values.
+
+    `emptied` is the number of the last change row among them that empties the table; such rows are left out.
+    """
 
     batch: pa.RecordBatch
     numbers: pa.Array
     deletes: pa.Array | None = None
     order: pa.Array | None = None
+    lacks: pa.Array | None = None  # of each row the columns whose values it does not have
+    emptied: int | None = None
 
     def slice(self, first: int, end: int) -> Chunk:
-        return Chunk(
-            self.batch.slice(first, end - first),
-            self.numbers.slice(first, end - first),
-            self.deletes.slice(first, end - first) if self.deletes is not None else None,
-            self.order.slice(first, end - first) if self.order is not None else None,
-        )
+        return self._each(lambda column: column.slice(first, end - first))
 
     def filter(self, keep: pa.Array) -> Chunk:
-        return Chunk(
-            self.batch.filter(keep),
-            self.numbers.filter(keep),
-            self.deletes.filter(keep) if self.deletes is not None else None,
-            self.order.filter(keep) if self.order is not None else None,
-        )
+        return self._each(lambda column: column.filter(keep))
+
+    def _each(self, change: Callable[[Any], Any]) -> Chunk:
+        own = (self.deletes, self.order, self.lacks)
+        deletes, order, lacks = (change(column) if column is not None else None for column in own)
+        return Chunk(change(self.batch), change(self.numbers), deletes, order, lacks, self.emptied)
 
 
 def read_chunks(epoch: EpochRows, shaped: Iterable[tuple[pa.RecordBatch, pa.Array]], shape: Shape) -> Iterator[Chunk]:
@@ -121,12 +122,17 @@ def read_chunks(epoch: EpochRows, shaped: Iterable[tuple[pa.RecordBatch, pa.Arra
         step = max(1, min(CHUNK_ROWS, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes)))
         for first in range(0, batch.num_rows, step):
             part, numbers = batch.slice(first, step), batch_numbers.slice(first, step)
+            emptied = None
+            if shape.key and (empties := find_truncates(part)) is not None:
+                emptied = pc.max(numbers.filter(empties)).as_py()
+                part, numbers = part.filter(pc.invert(empties)), numbers.filter(pc.invert(empties))
             deletes, order = _changes(part, shape) if shape.key else (None, None)
+            lacks = part.column(MISSING) if shape.key and MISSING in part.schema.names else None
             names = [name for name in shape.columns(part.schema).names if name != EVENT_ID]
             part = part.select(names)
             if shape.event_id:
                 part = part.append_column(EVENT_ID, epoch.event_ids(numbers))
-            yield Chunk(part, numbers, deletes, order)
+            yield Chunk(part, numbers, deletes, order, lacks, emptied)
 
 
 def _changes(batch: pa.RecordBatch, shape: Shape) -> tuple[pa.Array, pa.Array]:
@@ -168,10 +174,13 @@ class RowWriter:
             name: table.columns[name].wire if way == "direct" else "text" for name, way in self._ways.items()
         }
         self._is_direct = not shape.key and all(way == "direct" for way in self._ways.values())
+        self._emptied: int | None = None  # the number of the last change row so far that empties the table
+        self._lacking: set[str] = set()  # columns that a change row so far has no value of
 
     @property
     def _merge(self) -> Merge:
-        return Merge(self._table, self._ways, self._own, self._shape.key, self._shape.sequence_by)
+        lacking = [name for name in self._ways if name in self._lacking]
+        return Merge(self._table, self._ways, self._own, self._shape.key, self._shape.sequence_by, lacking)
 
     # -- all rows at once -------------------------------------------------------------------------------
 
@@ -186,15 +195,36 @@ class RowWriter:
                 self._copy(self._table.identifier, chunks)
                 return
             self._stage()
-            self._copy(STAGED, chunks)
-            if self._shape.key:
-                self._db.execute(self._merge.keep_newest())
+            self._copy(STAGED, self._noted(chunks))
+            self._keep_newest()
+            if self._emptied is not None:
+                self._db.execute(self._merge.empty())
             for statement in self._merge.statements():
                 self._db.execute(statement)
         except psycopg.Error as error:
             if not is_row_error(error):
                 raise
             raise RowsRefusedError from error
+
+    def _noted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Yield chunks, and remember what they say about the table as a whole."""
+        for chunk in chunks:
+            if chunk.emptied is not None:
+                self._emptied = chunk.emptied
+            if chunk.lacks is not None:
+                self._lacking |= set(pc.unique(chunk.lacks.flatten()).to_pylist())
+            if chunk.batch.num_rows:
+                yield chunk
+
+    def _keep_newest(self) -> None:
+        """Leave one staged row of each key: the newest, with the newest value of every column."""
+        if not self._shape.key:
+            return
+        if self._emptied is not None:
+            self._db.execute(self._merge.forget_before(self._emptied))
+        for name in self._merge.lacking:
+            self._db.execute(self._merge.fill(name))
+        self._db.execute(self._merge.keep_newest())
 
     def _stage(self) -> None:
         self._db.execute(UNSTAGE)  # that of another table of the same epoch
@@ -242,6 +272,7 @@ class RowWriter:
             encode(chunk.numbers, "int8"),
             encode(chunk.deletes if chunk.deletes is not None else pa.nulls(count, pa.bool_()), "bool"),
             encode(chunk.order if chunk.order is not None else pa.nulls(count, pa.int64()), "int8"),
+            encode(chunk.lacks if chunk.lacks is not None else pa.nulls(count, pa.string()), "jsonb"),
         ]
         return memoryview(join_rows([*columns, *extra])), bad
 
@@ -255,7 +286,7 @@ class RowWriter:
         bad: dict[int, str] = {}
         numbers: list[int] = []
         self._stage()
-        for chunk in chunks:
+        for chunk in self._noted(chunks):
             _, outside = self._encode(chunk, STAGED)
             if outside is not None:
                 bad |= self._find_unfit(chunk)
@@ -265,9 +296,12 @@ class RowWriter:
             numbers += [number for number in chunk.numbers.to_pylist() if number not in found]
             bad |= found
         if self._shape.key:
-            self._db.execute(self._merge.keep_newest())
+            self._keep_newest()
             rows = self._db.execute(f"SELECT {ROW} FROM pg_temp.firnline_rows ORDER BY {ROW}").fetchall()  # noqa: S608
             numbers = [int(row[0]) for row in rows]
+        if (emptied := self._emptied) is not None:
+            refused = self._try_parts(1, lambda _, __: self._run(self._merge.empty()))
+            bad |= {emptied + at: reason(error) for at, error in refused.items()}
         refused = self._try_parts(len(numbers), lambda a, b: self._merge_part(numbers[a], numbers[b - 1]))
         return bad | {numbers[at]: reason(error) for at, error in refused.items()}
 
@@ -287,6 +321,9 @@ class RowWriter:
         with self._db.cursor().copy(self._copy_statement(STAGED)) as copy:
             for data in (SIGNATURE, self._encode(part, STAGED)[0], TRAILER):
                 copy.write(data)
+
+    def _run(self, statement: Composed) -> None:
+        self._db.execute(statement)
 
     def _merge_part(self, first: int, last: int) -> None:
         for statement in self._merge.statements((first, last)):

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
 from firnline.names import REDIS_PREFIX
-from firnline.operators.base import OP, SEQUENCE
+from firnline.options import MISSING, OP, SEQUENCE
 from firnline.sinks.encoding import encode_rows, encode_text
 from firnline.sinks.follower import EpochRows
 from firnline.sinks.redis.options import RedisShape
@@ -88,7 +88,8 @@ def encode(shaped: ShapedRows, shape: RedisShape, epoch: EpochRows) -> Encoded:
     keys = _keys(batch, shape, epoch.sink) if keyed else None
     written = ~_deletes(batch) if keyed else np.ones(batch.num_rows, bool)
     if keyed:
-        batch = batch.select([name for name in batch.schema.names if name not in (OP, SEQUENCE)])
+        lacks = batch.column(MISSING) if MISSING in batch.schema.names and shape.keeps_old else None
+        batch = batch.select([name for name in batch.schema.names if name not in (OP, SEQUENCE, MISSING)])
     if shape.event_id:
         batch = batch.append_column(ID_FIELD, epoch.event_ids(shaped.numbers))
     if batch.num_columns > MOST_COLUMNS:
@@ -99,8 +100,23 @@ def encode(shaped: ShapedRows, shape: RedisShape, epoch: EpochRows) -> Encoded:
     counts, fields = _fields(batch, shape)
     counts = np.where(written, counts, 0)
     lead = _stream_ids(shaped.numbers, epoch.epoch) if not keyed else _choose(written, bulk("w"), bulk("d"))
-    rows = _join(lead, _bulk(_text(pa.array(counts))), _only(written, fields))
+    fields = _only(written, fields)
+    if keyed and lacks is not None:
+        keeps = written & lacks.is_valid().to_numpy(zero_copy_only=False)
+        stay = pc.fill_null(pc.list_value_length(lacks), 0).to_numpy(zero_copy_only=False)
+        lead = pc.if_else(pa.array(keeps), pa.scalar(bulk("k"), _BYTES), lead)
+        fields = _join(_only(keeps, _staying(lacks, stay)), fields)
+        counts = counts + np.where(keeps, 1 + stay, 0)
+    rows = _join(lead, _bulk(_text(pa.array(counts))), fields)
     return Encoded(shaped, rows, counts + 2, keys)
+
+
+def _staying(lacks: pa.Array, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
+    """Return the arguments of each row that name the fields which stay: how many, and their names."""
+    names = pa.LargeListArray.from_arrays(
+        pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int64()), _bulk(lacks.flatten())
+    )
+    return _join(_bulk(_text(pa.array(counts.astype(np.int64)))), pc.binary_join(names, pa.scalar(b"", _BYTES)))
 
 
 def _fields(batch: pa.RecordBatch, shape: RedisShape) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.Array]:

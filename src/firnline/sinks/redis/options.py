@@ -88,6 +88,11 @@ class RedisShape:
         )
 
     @property
+    def keeps_old(self) -> bool:
+        """Whether a field keeps its value if a change row has none; a whole row in one value does not."""
+        return self.mode == "hash" and self.fields == "text"
+
+    @property
     def literals(self) -> list[str]:
         """The text before, between and after the columns of the template."""
         return _COLUMN.split(self.target)[::2]

@@ -9,6 +9,7 @@ rows fails at the first one; that it may write the head is proven by the claim, 
     ARGV  the arguments below, then the rows:
           stream  id, number of arguments, field, value, ...
           hash    w or d, number of arguments, field, value, ...
+                  k, number of arguments, number of fields that stay, their names, field, value, ...
           string  w or d, number of arguments, value
 """
 
@@ -69,6 +70,18 @@ elseif mode ~= 'head' then
     local n = tonumber(ARGV[at + 1])
     if ARGV[at] == 'd' then
       redis.call('DEL', KEYS[number])
+    elseif ARGV[at] == 'k' then
+      local values, kept = at + 3 + tonumber(ARGV[at + 2]), {}
+      for i = at + 3, values - 1 do
+        local old = redis.call('HGET', KEYS[number], ARGV[i])
+        if old then
+          kept[#kept + 1] = ARGV[i]
+          kept[#kept + 1] = old
+        end
+      end
+      redis.call('DEL', KEYS[number])
+      redis.call('HSET', KEYS[number], unpack(ARGV, values, at + 1 + n))
+      if #kept > 0 then redis.call('HSET', KEYS[number], unpack(kept)) end
     elseif mode == 'hash' then
       redis.call('DEL', KEYS[number])
       redis.call('HSET', KEYS[number], unpack(ARGV, at + 2, at + 1 + n))

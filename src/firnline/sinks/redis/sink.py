@@ -7,6 +7,7 @@ behind it write nothing.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ from firnline.sinks.redis.options import (
 )
 from firnline.sinks.redis.script import NOTHING, Names, pack_call
 from firnline.sinks.shaping import ShapedRows
-from firnline.types import Delivery
+from firnline.types import Delivery, Json
 
 RANGE_ROWS = 1000
 IN_FLIGHT = 4  # scripts that are sent before the first is answered
@@ -92,6 +93,9 @@ class RedisSink(Follower):
             require_log=options.durability == "require_aof",
             timeout_secs=options.timeout_secs,
         )
+
+    def keeps_old(self, own: Mapping[str, Json]) -> bool:
+        return RedisShape.from_json(own).keeps_old
 
     # -- what is promised -----------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ class DeltaPartsSink(Follower):
         fed_from_outbox=True,
         has_columns=False,
     )
+    can_empty = True
 
     def __init__(self, options: DeltaPartsOptions, context: SinkContext) -> None:
         super().__init__(options, context)
@@ -104,6 +105,9 @@ class DeltaPartsSink(Follower):
         self._lowered: tuple[str, FollowerHead] | None = None  # a head by its key, and what its parts still hold of it
         self._tables: dict[tuple[str, bytes], PartTable] = {}  # by name and settings
         self._touched: set[str] = set()  # since the last housekeeping
+
+    def keeps_old(self, own: Mapping[str, Json]) -> bool:
+        return True
 
     def shape(self) -> dict[str, Json]:
         shape = super().shape()
@@ -422,10 +426,16 @@ class _Staging:
         for rows in self._delivery.rows.read():
             if not rows.batch.num_rows:
                 continue
-            shares, wrong = self._template.split(rows.batch, rows.numbers, self._most)
-            bad |= wrong
-            for share in shares if not bad else ():
-                self._write(share)
+            for batch, numbers, is_for_all in self._template.cut(
+                rows.batch, rows.numbers, upserts=self._own["write"] == "upsert"
+            ):
+                if is_for_all:
+                    shares = [Share(name, batch, numbers) for name in sorted({*self._parts, *self._stagers})]
+                else:
+                    shares, wrong = self._template.split(batch, numbers, self._most)
+                    bad |= wrong
+                for share in shares if not bad else ():
+                    self._write(share)
         if not bad:
             self.files = {name: stager.close() for name, stager in self._stagers.items()}
         return bad
