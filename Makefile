@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench proof coverage docs dist install clean
+.PHONY: help demo demo-cdc test lint bench proof coverage docs dist install clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ install: $(STAMP)  ## Install Firnline and its tools into .venv
 
 demo: $(STAMP)  ## Ingest 200,000 records, kill the pipeline in mid-run, resume, count
 	@$(BIN)/firnline demo
+
+demo-cdc: $(STAMP)  ## Capture a PostgreSQL database that is being written, kill the pipeline twice, compare
+	@bash scripts/ensure_servers.sh postgres
+	@$(BIN)/python scripts/demo_cdc.py
 
 test: $(STAMP)  ## Run all tests
 	@$(BIN)/python scripts/run_tests.py
@@ -51,4 +55,4 @@ dist: $(STAMP)  ## Build wheel and sdist into dist/
 	@$(BIN)/python -m hatchling build
 
 clean:  ## Remove what was installed and generated
-	rm -rf $(VENV) demo site dist bench-results.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo demo-cdc site dist bench-results.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests start servers of their own: PostgreSQL, Redis, MariaDB, MySQL and a Kafka broker. Use their programs if they
 # are there, install them where that is allowed, else say what to type. No server of the system is needed, started or
-# touched. MySQL is fetched, not installed; tests that need it are skipped where it cannot be had.
+# touched. MySQL is fetched, not installed; tests that need it are skipped where it cannot be had. With the argument
+# `postgres`, only PostgreSQL is looked for.
 set -euo pipefail
 
 scripts=$(cd "$(dirname "$0")" && pwd)
@@ -53,6 +54,7 @@ if ! has_postgres; then
   install PostgreSQL postgresql
   has_postgres || missing "PostgreSQL's programs (initdb, postgres)" postgresql
 fi
+[ "${1:-}" != postgres ] || exit 0
 
 if ! has_redis; then
   install Redis redis-server
