@@ -11,6 +11,7 @@
     |  |- FilesSetAsideError       the run finished, and files are set aside          (exit 7)
     |  |- GrownFileError           a file that grew, with `on_growth: fail`           (exit 1)
     |  |- SourceGapError           input that was to be read next is gone              (exit 1)
+    |  |- SlotLagError             the server keeps too much log, `on_slot_lag: stop`  (exit 1)
     |  |- SourceReplacedError      the source is another one under the same name      (exit 1)
     |  |- SourceChangedError       the source changed rows that were read             (exit 1)
     |  |- SourceUndoneError        the source undid rows that were read               (exit 1)
@@ -99,6 +100,7 @@ __all__ = [
     "SinkDivergedError",
     "SinkError",
     "SinkWentBackError",
+    "SlotLagError",
     "SourceChangedError",
     "SourceError",
     "SourceGapError",
@@ -306,6 +308,18 @@ class SourceGapError(SourceError):
     exit_code = 1
     default_hint = (
         "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap."
+    )
+
+
+class SlotLagError(SourceError):
+    """A server keeps more of its log for the source than `max_slot_lag_bytes`, and `on_slot_lag` is `stop`."""
+
+    code = "slot-lag"
+    retryable = False
+    exit_code = 1
+    default_hint = (
+        "Find in `firnline status` what holds the pipeline up. To catch up, set on_slot_lag: warn or a larger "
+        "max_slot_lag_bytes, then run again."
     )
 
 

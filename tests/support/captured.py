@@ -64,15 +64,21 @@ def check_current(dsn: str, folder: Path, columns: str = "id, amount, note") -> 
     assert delta_rows(folder / "current", *columns.split(", ")) == sorted(held, key=repr)
 
 
+def count_history(folder: Path) -> int:
+    """The rows of the history; 0 before it has a column."""
+    return int(DeltaTable(str(folder / "history")).to_pyarrow_table().num_rows)
+
+
 def history(folder: Path) -> list[Row]:
     """The history, as (id, op), sorted."""
     return delta_rows(folder / "history", "id", "_op")
 
 
 class Capturing:
-    """A run in a thread of its own that goes on until the block ends; its failure is an error of the test."""
+    """A run in a thread of its own that goes on until the block ends. It must not fail, or with the code `fails`."""
 
-    def __init__(self, options: PipelineOptions, observer: Observer | None = None) -> None:
+    def __init__(self, options: PipelineOptions, observer: Observer | None = None, *, fails: str = "") -> None:
+        self._fails = fails
         self.pipeline = open_pipeline(options)
         self.runner = Runner(self.pipeline, LocalEngine(1), observer or Observer())
         self.results: list[RunResult] = []
@@ -86,7 +92,7 @@ class Capturing:
         self.runner.stop()
         self._thread.join(WAIT_SECONDS)
         if kind is None:
-            assert [result.error for result in self.results] == [None]
+            assert [result.error.code if result.error else "" for result in self.results] == [self._fails]
 
     @property
     def has_ended(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -33,6 +33,7 @@ _EDIT_NAMES = {
     "recover": "recovery",
 }
 FOLD_FILES = 20_000  # then a fold is complete, so that a reader needs some tens of MB
+IDLE = "idle"  # of an input record: nothing was read, only the position moved
 _READERS = 8
 _AHEAD = 16
 
@@ -45,6 +46,11 @@ def edit_name(kind: str) -> str:
 def read_paths(records: Iterable[Mapping[str, Json]]) -> set[str]:
     """Return the names of inputs that an epoch read or tried to read, from its input records."""
     return {str(record["path"]) for record in records if record.get("status") not in ("pending", "dropped", "refused")}
+
+
+def is_idle_input(inputs: Mapping[str, Sequence[Mapping[str, Json]]]) -> bool:
+    """Return whether input records, by source, say that an epoch only moved positions."""
+    return bool(inputs) and all(record.get(IDLE) for records in inputs.values() for record in records)
 
 
 def is_failed(record: Mapping[str, Json]) -> bool:
@@ -85,6 +91,11 @@ class LedgerEntry:
     def epoch(self) -> int:
         """The number of the epoch."""
         return self.checkpoint.epoch
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the epoch only moved positions: then it does not count in the rollback window."""
+        return self.kind == "epoch" and is_idle_input(self.inputs)
 
     @property
     def is_history_edit(self) -> bool:

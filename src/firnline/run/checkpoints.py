@@ -62,10 +62,11 @@ class CheckpointMaker:
         needs_history = self._window.needs_history or self._state_floor is not None or keeps_positions
         if head.checkpoint is not None and needs_history:
             past = self._since_floor(head)
-            self._positions = {one.epoch: one.positions for one in past} if keeps_positions else {}
+            checkpoints = [one for one, _ in past]
+            self._positions = {one.epoch: one.positions for one in checkpoints} if keeps_positions else {}
             self._window.begin(past)
             if self._state_floor is not None:
-                self._state_floor.begin(past)
+                self._state_floor.begin(checkpoints)
 
     def note_committed(self, committed: Head) -> None:
         """Record what the log of a staged sink holds. Its floor counts until the committer commits more."""
@@ -78,8 +79,13 @@ class CheckpointMaker:
         generation: int,
         after: Base,
         before: Checkpoint | None,
+        *,
+        is_idle: bool = False,
     ) -> Checkpoint:
-        """Return the checkpoint after an epoch. The floor only rises, and never above the head of a copy or sink."""
+        """Return the checkpoint after an epoch. The floor only rises, and never above the head of a copy or sink.
+
+        `is_idle`: the epoch only moves positions.
+        """
         known = {
             port: schema_to_json(own_columns(after.columns[port])) for port in self._ports if port in after.columns
         }
@@ -92,7 +98,9 @@ class CheckpointMaker:
         now = self._pipeline.clock.now()
         limits = [self._pipeline.recorder.remote_epoch, *(settled_epoch(sink) for sink in self._pipeline.sinks)]
         oldest = min(
-            self._window.oldest(epoch, now), self._slowest_sink(), *(limit for limit in limits if limit is not None)
+            self._window.oldest(epoch, now, is_idle=is_idle),
+            self._slowest_sink(),
+            *(limit for limit in limits if limit is not None),
         )
         if self._states is not None and self._states.remote is not None:
             oldest = self._states.remote.below(oldest)
@@ -116,9 +124,9 @@ class CheckpointMaker:
             sinks=self._outbox.remember(before, epoch),
         )
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: Checkpoint, *, is_idle: bool = False) -> None:
         """Record the floor of a staged checkpoint."""
-        self._window.add(checkpoint)
+        self._window.add(checkpoint, is_idle=is_idle)
         if self._pipeline.sources.want_acknowledgement:
             self._positions[checkpoint.epoch] = checkpoint.positions
         kept = {epoch: floor for epoch, floor in self._floors.items() if epoch > checkpoint.epoch - KEPT_FLOORS}
@@ -146,53 +154,66 @@ class CheckpointMaker:
             del positions[epoch]
         return (positions[passed[-1]] if passed else None), oldest < floor
 
-    def _since_floor(self, head: Head) -> list[Checkpoint]:
-        """Return the checkpoints that a rollback may still reach, oldest first, without those behind a ledger hole."""
-        found: list[Checkpoint] = []
+    def _since_floor(self, head: Head) -> list[tuple[Checkpoint, bool]]:
+        """Return the checkpoints that a rollback may still reach, oldest first, without those behind a ledger hole;
+        each with whether its epoch only moved positions."""
+        found: list[tuple[Checkpoint, bool]] = []
         floor = head.checkpoint.floor if head.checkpoint else 0
         try:
             for entry in self._pipeline.entries(head.entry):
                 if entry.epoch < floor:
                     break
-                found.append(entry.checkpoint)
+                found.append((entry.checkpoint, entry.is_idle))
         except LedgerHoleError as error:
             logger.warning("the ledger has a hole", extra={"reason": error.message})
         return found[::-1]
 
 
 class RollbackWindow:
-    """Finds the oldest epoch that must stay reachable, one part of the floor. Pure; it needs every checkpoint."""
+    """Finds the oldest epoch that must stay reachable, one part of the floor. Pure; it needs every checkpoint.
+
+    A window in epochs does not count those that only moved positions.
+    """
 
     def __init__(self, window: int | timedelta) -> None:
         self._window = window
         self._epochs: list[int] = []
         self._times: list[datetime] = []
+        self._idle: list[int] = []  # epochs that only moved positions, in order
 
     @property
     def needs_history(self) -> bool:
         """Return whether it needs the checkpoints from the floor on before `oldest` is called."""
         return isinstance(self._window, timedelta)
 
-    def begin(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Start over with these checkpoints, oldest first."""
-        self._epochs, self._times = [], []
-        for checkpoint in checkpoints:
-            self.add(checkpoint)
+    def begin(self, checkpoints: Iterable[tuple[Checkpoint, bool]]) -> None:
+        """Start over with these checkpoints, oldest first; each with whether its epoch only moved positions."""
+        self._epochs, self._times, self._idle = [], [], []
+        for checkpoint, is_idle in checkpoints:
+            self.add(checkpoint, is_idle=is_idle)
 
-    def add(self, checkpoint: Checkpoint) -> None:
+    def add(self, checkpoint: Checkpoint, *, is_idle: bool = False) -> None:
         """Add the next checkpoint. Times never decrease, so a clock that goes back does not shorten the window."""
+        if not self.needs_history:
+            kept = [epoch for epoch in self._idle if checkpoint.floor < epoch < checkpoint.epoch]
+            self._idle = [*kept, checkpoint.epoch] if is_idle else kept
         if self.needs_history:
             made = datetime.fromisoformat(checkpoint.created_at)
             self._times.append(max(made, self._times[-1]) if self._times else made)
             self._epochs.append(checkpoint.epoch)
 
-    def oldest(self, epoch: int, now: datetime) -> int:
+    def oldest(self, epoch: int, now: datetime, *, is_idle: bool = False) -> int:
         """Return the oldest epoch that the window keeps if `epoch` is made at `now`.
 
         The window covers the state at every time within it.
         """
         if isinstance(self._window, int):
-            return epoch - self._window
+            found = epoch - self._window - is_idle
+            for idle in reversed(self._idle):
+                if idle <= found:
+                    break
+                found -= 1
+            return found
         at = bisect_right(self._times, now - self._window)
         if at == 0:
             return 0  # every known checkpoint is newer

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from firnline.checkpoint.codec import canonical
-from firnline.checkpoint.ledger import LedgerEntry, is_failed, read_paths
+from firnline.checkpoint.ledger import LedgerEntry, is_failed, is_idle_input, read_paths
 from firnline.epoch import messages as m
 from firnline.errors import (
     FencedError,
@@ -343,7 +343,10 @@ class Steps:
             return None
         self._check_followers(inflight.produced)
         base, after = self._progress.bases[inflight.base], self._progress.bases[attempt]
-        checkpoint = self._checkpoints.make(inflight.epoch, attempt, self._progress.generation, after, base.checkpoint)
+        is_idle = is_idle_input(inflight.records)
+        checkpoint = self._checkpoints.make(
+            inflight.epoch, attempt, self._progress.generation, after, base.checkpoint, is_idle=is_idle
+        )
         produced = inflight.produced
         schemas = {
             sink.name: schema_to_json(produced.schemas.get(sink.name, pa.schema([]))) for sink in self._pipeline.sinks
@@ -364,7 +367,7 @@ class Steps:
             shapes={sink.name: shape for sink in self._pipeline.sinks if (shape := sink.shape())},
         )
         inflight.ref = self._pipeline.ledger.stage(inflight.entry)
-        self._checkpoints.add(checkpoint)
+        self._checkpoints.add(checkpoint, is_idle=is_idle)
         after.entry, after.checkpoint = inflight.ref, checkpoint
         inflight.durations_ms["stage"] = self._ms_since(began)
         fault_point("epoch.stage.after")

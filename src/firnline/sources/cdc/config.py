@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from firnline.config.fields import Seconds, differ, fail
+from firnline.config.fields import Config, ReadSecret, Seconds, Size, differ, fail
+from firnline.options import SourceOptions
+from firnline.sources.cdc.options import LogSourceOptions, SpoolOptions
 from firnline.sources.config import SourceConfig
 
 Included = Literal["committed_at", "position", "transaction", "before"]
+
+
+class SpoolConfig(Config):
+    """The spool of a source that captures changes."""
+
+    max_bytes: Size = Field(
+        default=256 * 1024 * 1024,
+        json_schema_extra={"default": "256 MiB"},
+        description="Most bytes of spool files that wait for an epoch: then the reader stops reading until there is "
+        "room. A single transaction may be larger.",
+    )
 
 
 class LogSourceConfig(SourceConfig):
@@ -29,6 +43,7 @@ class LogSourceConfig(SourceConfig):
         "_committed_at, _position, _transaction and _before.",
     )
     poll_interval_secs: Seconds = Field(default=0.1, description="Seconds between two looks for new transactions.")
+    spool: SpoolConfig = Field(default=SpoolConfig(), description="Spool files, in the pipeline's home.")
 
     @field_validator("tables")
     @classmethod
@@ -36,3 +51,9 @@ class LogSourceConfig(SourceConfig):
         if not any(not table.startswith("!") for table in tables):
             raise fail("name at least one table")
         return differ(tables, "table")
+
+    def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
+        """Return the options of the source."""
+        options = super().build(name, read_secret)
+        assert isinstance(options, LogSourceOptions)
+        return replace(options, spool=SpoolOptions(**self.spool.plain(read_secret)))

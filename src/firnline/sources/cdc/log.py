@@ -127,6 +127,10 @@ class LogStream(ABC):
         """
 
     @abstractmethod
+    def idle_bytes(self) -> int:
+        """Return how much of the log lies between the last cut, or the last `idle_position`, and the next one."""
+
+    @abstractmethod
     def acknowledge(self, position: Json) -> None:
         """Tell the server that it may forget everything up to `position`. Called by any thread, at any time while the
         stream is open; sent with the next status message. Without effect where the server does not keep its log for

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from firnline.names import spool_folder
 from firnline.options import Home, SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolOptions:
+    """What is spooled, and what the server keeps beside it."""
+
+    max_bytes: int = 256 << 20  # of files that wait for an epoch
+    keep: Literal["durable", "cache"] = "durable"  # the only copy of what was read, or one beside the server's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class LogSourceOptions(SourceOptions):
     home: Home = field(default_factory=lambda: Home(""), kw_only=True)
     folder: str = field(default="", kw_only=True)  # of the spool, in the home
     poll_interval_secs: float = field(default=0.1, kw_only=True)
+    spool: SpoolOptions = field(default=SpoolOptions(), kw_only=True)
 
     def for_pipeline(self, name: str, home: Home) -> LogSourceOptions:
         return replace(self, home=home, folder=spool_folder(name, self.name))

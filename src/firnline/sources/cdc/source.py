@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from firnline.checkpoint.ledger import IDLE
 from firnline.errors import FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import spool_parts
 from firnline.sources.base import MAIN_PORT, Backlog, Limits, LogLag, PositionView, Source, SourcePlan, Split
@@ -43,7 +44,6 @@ class LogSource(Source):
         default_schema: str,
         once: bool,
         moved: tuple[str, str] | None,
-        settings: SpoolSettings | None = None,
     ) -> None:
         self.name = options.name
         self.poll_interval_secs = options.poll_interval_secs
@@ -55,11 +55,12 @@ class LogSource(Source):
         self._tables = TablePatterns(options.tables, default_schema)
         self._once = once
         self._moved = moved
-        self._settings = settings or SpoolSettings()
+        self._settings = SpoolSettings(max_ahead_bytes=options.spool.max_bytes)
         self._spooler: Spooler | None = None
         self._check_holder: Callable[[], None] | None = None
         self._until: Json = None  # once: where the server's log ended when the run began
         self._end_stream: LogStream | None = None
+        self._released: Json = None  # up to where the server may forget its log
 
     # -- to be written by a kind ----------------------------------------------------------------------
 
@@ -74,6 +75,10 @@ class LogSource(Source):
     @abstractmethod
     def measure(self, place: Json) -> LogLag:
         """Return how far a place is behind the server; None is before the first transaction. Asks the server."""
+
+    def keeps_from(self, place: Json) -> bool:
+        """Return whether the server surely has its log from a place on."""
+        return False
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -145,6 +150,7 @@ class LogSource(Source):
             settings=self._settings,
             name=self.name,
         )
+        spooler.release(self._released)
         spooler.start()
         return spooler
 
@@ -178,6 +184,8 @@ class LogSource(Source):
             if spooler.lost is not None:
                 raise SourceError(spooler.lost)
             files = spooler.files_after(known.spool, FIRST_WAIT_SECONDS)
+        if not files:  # the last ones may have come between the two questions
+            files = spooler.files_after(known.spool, 0.0)
         chosen = _take(files, limits)
         if not chosen:
             return None
@@ -206,6 +214,7 @@ class LogSource(Source):
             records.append(
                 {
                     **item,
+                    **({IDLE: True} if not item["transactions"] and not item["rows"] else {}),
                     "from": 0,
                     "to": outcome["rows"],
                     "status": "committed",
@@ -253,12 +262,22 @@ class LogSource(Source):
         spooler = self._spooler
         known = LogPosition.from_json(position, self.kind)
         if spooler is not None and known.place is not None:
-            spooler.release(known.place)
+            if self._options.spool.keep == "durable":
+                self._release(known.place)
             spooler.forget(known.spool)
+
+    def _release(self, place: Json) -> None:
+        """Let the server forget its log up to a place, now or when the stream is opened."""
+        self._released = place
+        if self._spooler is not None:
+            self._spooler.release(place)
 
     def acknowledge(self, position: Json) -> None:
         """Delete spool files that no rollback needs any more."""
-        number = LogPosition.from_json(position, self.kind).spool
+        known = LogPosition.from_json(position, self.kind)
+        number = known.spool
+        if self._options.spool.keep == "cache" and known.place is not None:
+            self._release(known.place)
         storage = self.storage
         names = list_names(storage, self._folder)
         delete_files(storage, self._folder, [name for name in names if (spool_parts(name) or (0,))[0] <= number])
@@ -276,7 +295,12 @@ class LogSource(Source):
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
     ) -> list[str]:
         names = set(list_names(self.storage, self._folder))
-        return [f"{record['path']}: the spool file is gone" for record in records if record["path"] not in names]
+        gone = [f"{record['path']}: the spool file is gone" for record in records if record["path"] not in names]
+        if gone and back_to is not None and self._options.spool.keep == "cache":
+            place = LogPosition.from_json(back_to, self.kind).place
+            if place is not None and self.keeps_from(place):
+                return []
+        return gone
 
 
 def _new_versions(known: dict[str, str], value: Mapping[str, Json]) -> list[SchemaVersion]:

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 WAIT_SECONDS = 0.2  # for the server's next message, before requests are looked at
+IDLE_SECONDS, IDLE_BYTES = 30.0, 64 << 20  # a place that moved without rows becomes a file after one of these
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to connect
 
 
@@ -29,8 +30,6 @@ class SpoolSettings:
     file_bytes: int = 16 << 20  # a file is closed when it has so many
     file_rows: int = 50_000
     max_ahead_bytes: int = 256 << 20  # of files that no plan has taken
-    idle_seconds: float = 30.0  # a place that moved without rows becomes a file after so long
-    idle_bytes: int = 64 << 20
 
 
 @dataclass(slots=True)
@@ -86,7 +85,8 @@ class Spooler:
         self._failure: FirnlineError | None = None
         self._lost: str | None = None  # why there is no connection
         self._connected = False
-        self._released: Json = None  # what the server was told to forget
+        self._released: Json = None  # up to where the server may forget its log
+        self._acknowledged: Json = None  # what it was told of that on this connection
         self._thread = threading.Thread(target=self._run, name=f"firnline log {name}", daemon=True)
 
     # -- for plans ------------------------------------------------------------------------------------
@@ -196,12 +196,11 @@ class Spooler:
             logger.info("log connected again", extra={"source": self._name})
         self._lost = None
         opened = _Open(self._stream.context(at_cut=True), self._end)
-        idle_since, acknowledged = monotonic(), None
+        idle_since = monotonic()
+        self._acknowledged = None
         while not self._stopping.is_set():
-            if self._released is not acknowledged:
-                acknowledged = self._released
-                self._stream.acknowledge(acknowledged)
-            if self._ahead_bytes() > self._settings.max_ahead_bytes:
+            self._acknowledge()
+            if self._is_full():
                 self._stream.keep_alive()
                 self._stopping.wait(WAIT_SECONDS)
                 continue
@@ -213,10 +212,21 @@ class Spooler:
             if not opened.frames:
                 idle_since = self._write_if_idle(opened, idle_since)
             self._note_reached(opened)
+        self._acknowledge()
+        self._stream.keep_alive()
 
-    def _ahead_bytes(self) -> int:
+    def _acknowledge(self) -> None:
+        released = self._released
+        if released is not None and released is not self._acknowledged:
+            self._acknowledged = released
+            self._stream.acknowledge(released)
+
+    def _is_full(self) -> bool:
+        """Return whether there is no room until a plan takes files; a transaction that has not ended needs room."""
         with self._news:
-            return sum(file.size_bytes for file in self._files if file.number > self._taken)
+            ahead = [file for file in self._files if file.number > self._taken]
+        is_over = sum(file.size_bytes for file in ahead) > self._settings.max_ahead_bytes
+        return is_over and any(file.end.is_cut for file in ahead)
 
     def _write_if_due(self, opened: _Open, *, got_nothing: bool) -> _Open:
         """Close a file if it is full, or a plan waits and nothing more comes at once."""
@@ -246,7 +256,8 @@ class Spooler:
 
     def _write_if_idle(self, opened: _Open, since: float) -> float:
         """Write a file without frames when the place has moved for long; returns since when it is idle."""
-        if not opened.begin.is_cut or monotonic() - since < self._settings.idle_seconds:
+        is_due = monotonic() - since >= IDLE_SECONDS or self._stream.idle_bytes() >= IDLE_BYTES
+        if not opened.begin.is_cut or not is_due:
             return since
         place = self._stream.idle_position()
         if place is not None and place != opened.begin.place:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from firnline.config.fields import ReadSecret, Secret
-from firnline.options import SourceOptions
+from firnline.config.fields import Secret
 from firnline.sources.cdc.config import LogSourceConfig
 from firnline.sources.mysql.options import MySqlSourceOptions
 
@@ -36,10 +35,3 @@ class MySqlSourceConfig(LogSourceConfig):
         description="Take inserts whose columns the log leaves out, as row images MINIMAL and NOBLOB do with columns "
         "that got their default; they count as missing. Otherwise such an insert stops the run.",
     )
-
-    def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
-        """Return the options of the source."""
-        values: dict[str, Any] = self.plain(read_secret)
-        for key in ("type", "schema_"):
-            values.pop(key)
-        return MySqlSourceOptions(name=name, schema=self.schema_.build(), **values)

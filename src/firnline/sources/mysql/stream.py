@@ -116,6 +116,7 @@ class MySqlStream(LogStream):
         self._must_be_first = self._is_same_server = True
         self._at_cut: tuple[str, int, bytes] | None = None  # file, position and format of the last cut
         self._reached: tuple[int, int] | None = None  # the last cut, or where the stream was opened; on this server
+        self._passed = 0  # bytes of the log since the last cut or idle position
         self._named = ("", -1)  # file and high part of the position that frames have told
         self._end_transaction()
 
@@ -188,7 +189,13 @@ class MySqlStream(LogStream):
 
     def idle_position(self) -> Json | None:
         is_behind = self._reached is None or _order(self._file, self._pos) > self._reached
-        return self._position() if is_behind and self._gtid is None and self._expected is None else None
+        if not is_behind or self._gtid is not None or self._expected is not None:
+            return None
+        self._passed = 0
+        return self._position()
+
+    def idle_bytes(self) -> int:
+        return self._passed if self._gtid is None else 0
 
     def acknowledge(self, position: Json) -> None:
         """Nothing to do: the server does not keep its log for readers."""
@@ -456,6 +463,7 @@ class MySqlStream(LogStream):
         place = self._pos >> 32 << 32 | header.log_pos
         if place < self._pos - (1 << 31):
             place += 1 << 32
+        self._passed += max(0, place - self._pos)
         self._pos = place
 
     def _emit(self, frame: memoryview | bytes) -> None:
@@ -608,7 +616,7 @@ class MySqlStream(LogStream):
                 name = gtid.id or self._place(self._start)
                 self._at_cut = (self._file, self._pos, self._format)
                 self._cuts.append(Cut(len(self._out), position, name, gtid.committed_at, self._rows))
-                self._reached = _order(self._file, self._pos)
+                self._reached, self._passed = _order(self._file, self._pos), 0
         self._end_transaction()
 
     def _check_proof(self, last: dict[str, Any]) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from firnline.config.fields import ReadSecret, Secret, fail
-from firnline.options import SourceOptions
-from firnline.sources.cdc.config import LogSourceConfig
+from firnline.config.fields import Secret, Size, fail
+from firnline.sources.cdc.config import LogSourceConfig, SpoolConfig
 from firnline.sources.postgres.options import PostgresSourceOptions
 
 _SLOT_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
+
+
+class PostgresSpoolConfig(SpoolConfig):
+    """The spool of a PostgreSQL source."""
+
+    keep: Literal["durable", "cache"] = Field(
+        default="durable",
+        description="durable: the spool is the only copy of what was read, and the server may forget its log up to the "
+        "newest epoch but one. cache: the server keeps its log for the whole rollback window, so that a lost spool can "
+        "be read again.",
+    )
 
 
 class PostgresSourceConfig(LogSourceConfig):
@@ -32,6 +42,17 @@ class PostgresSourceConfig(LogSourceConfig):
         description="An existing publication, which is left as it is. Default: one with the name of the slot, to which "
         "the tables are added.",
     )
+    spool: PostgresSpoolConfig = Field(
+        default=PostgresSpoolConfig(), description="Spool files, in the pipeline's home."
+    )
+    max_slot_lag_bytes: Size | None = Field(
+        default=None, description="Alarm when the slot makes the server keep more of its log. Default: never."
+    )
+    on_slot_lag: Literal["warn", "stop"] = Field(
+        default="warn",
+        description="When the slot keeps more than max_slot_lag_bytes: warn shows it in status, log and metrics; stop "
+        "also ends the run.",
+    )
 
     @field_validator("slot")
     @classmethod
@@ -39,10 +60,3 @@ class PostgresSourceConfig(LogSourceConfig):
         if slot is not None and not (slot and _SLOT_SIGNS.issuperset(slot) and len(slot) <= 63):
             raise fail("a slot has lower-case letters, digits and _ only, at most 63 of them")
         return slot
-
-    def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
-        """Return the options of the source."""
-        values: dict[str, Any] = self.plain(read_secret)
-        for key in ("type", "schema_"):
-            values.pop(key)
-        return PostgresSourceOptions(name=name, schema=self.schema_.build(), **values)

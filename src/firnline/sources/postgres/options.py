@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from firnline.options import Home
 from firnline.postgres_client import place_of
@@ -21,6 +21,8 @@ class PostgresSourceOptions(LogSourceOptions):
 
     slot: str | None = field(default=None, kw_only=True)  # None: firnline_<pipeline>_<source>
     publication: str | None = field(default=None, kw_only=True)  # None: the name of the slot, and made by us
+    max_slot_lag_bytes: int | None = field(default=None, kw_only=True)  # more that the server keeps is an alarm
+    on_slot_lag: Literal["warn", "stop"] = field(default="warn", kw_only=True)
 
     @property
     def location(self) -> str:

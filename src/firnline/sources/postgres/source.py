@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from firnline.sources.base import LogLag
+from firnline.errors import SlotLagError
+from firnline.sources.base import Limits, LogLag, SourcePlan
 from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres.messages import format_lsn
@@ -21,6 +22,7 @@ class PostgresSource(LogSource):
     def __init__(self, options: PostgresSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
         super().__init__(options, default_schema=DEFAULT_SCHEMA, once=once, moved=moved)
         self._postgres = options
+        self._too_much: str | None = None  # why there is an alarm, since the last measurement
         self._server = PostgresServer(options.dsn, f"source {options.name!r} at {options.location}")
 
     def open_stream(self) -> LogStream:
@@ -52,8 +54,9 @@ class PostgresSource(LogSource):
         assert self._postgres.slot is not None
         log = self._server.read_log(self._postgres.slot)
         known = LogPlace.from_json(place) if place is not None else None
+        self._too_much = alarm = self._alarm(log.retained_bytes)
         if known is None:
-            return LogLag(format_lsn(log.end), "", retained_bytes=log.retained_bytes)
+            return LogLag(format_lsn(log.end), "", retained_bytes=log.retained_bytes, alarm=alarm)
         behind = max(0, log.end - known.lsn)
         seconds = max(0.0, (log.now - known.reached_at) / 1e6) if known.reached_at else None
         return LogLag(
@@ -62,7 +65,27 @@ class PostgresSource(LogSource):
             behind,
             round(seconds, 3) if seconds is not None and behind else 0.0 if not behind else None,
             log.retained_bytes,
+            alarm,
         )
+
+    def _alarm(self, retained_bytes: int | None) -> str | None:
+        most, slot = self._postgres.max_slot_lag_bytes, self._postgres.slot
+        if most is None or retained_bytes is None or retained_bytes <= most:
+            return None
+        return (
+            f"the slot {slot} makes the server keep {retained_bytes:,} bytes of its log, more than max_slot_lag_bytes "
+            f"({most:,})"
+        )
+
+    def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        if self._too_much is not None and self._postgres.on_slot_lag == "stop":
+            raise SlotLagError(f"{self._server.place}: {self._too_much}")
+        return super().plan(position, limits)
+
+    def keeps_from(self, place: Json) -> bool:
+        assert self._postgres.slot is not None
+        slot = self._server.find_slot(self._postgres.slot)
+        return slot is not None and slot.confirmed <= LogPlace.from_json(place).lsn
 
     def remarks(self) -> list[str]:
         found = self._server.find_tables(self._tables)

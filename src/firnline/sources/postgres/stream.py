@@ -60,6 +60,7 @@ class PostgresStream(LogStream):
         self._types: dict[int, bytes] = {}  # messages that name types, by their number
         self._captured: dict[int, bool] = {}
         self._begin: bytes | None = None  # of the transaction that goes on
+        self._is_emitted = False  # whether its begin was returned: not before it has something for us
         self._rows = 0  # of that transaction
         self._idle_end, self._idle_at = 0, 0  # the server has sent everything before this place, at this time
         self._asked_at = 0.0
@@ -229,7 +230,7 @@ class PostgresStream(LogStream):
 
     def context(self, *, at_cut: bool) -> bytes:
         frames = [pack_frame(message) for message in (*self._types.values(), *self._relations.values())]
-        if self._begin is not None and not at_cut:
+        if self._begin is not None and self._is_emitted and not at_cut:
             frames.append(pack_frame(self._begin))
         return b"".join(frames)
 
@@ -252,11 +253,21 @@ class PostgresStream(LogStream):
                 break
             if not self._note(message):
                 continue
+            size += self._emit_begin(frames)
             frames += (len(message).to_bytes(4, "little"), message)
             size += 4 + len(message)
             if message[0] == m.COMMIT:
                 cuts.append(self._cut(m.Commit.parse(message), size))
         return Piece(b"".join(frames), cuts, self._rows)
+
+    def _emit_begin(self, frames: list[bytes | memoryview]) -> int:
+        """Append the begin of the transaction if it was not returned yet; returns the bytes of its frame."""
+        begin = self._begin
+        if self._is_emitted or begin is None:
+            return 0
+        self._is_emitted = True
+        frames += (len(begin).to_bytes(4, "little"), begin)
+        return 4 + len(begin)
 
     def _read_rows(self, frames: list[bytes | memoryview], max_bytes: int) -> int:
         """Read rows as long as they come one after the other; returns the bytes of their frames.
@@ -279,6 +290,8 @@ class PostgresStream(LogStream):
                 if name != relation:
                     relation, wanted = name, self._is_captured(name)
                 if wanted:
+                    if not rows:
+                        size += self._emit_begin(frames)
                     frames += ((count - m.DATA_HEADER).to_bytes(4, "little"), data[m.DATA_HEADER :])
                     size += 4 + count - m.DATA_HEADER
                     rows += 1
@@ -312,24 +325,38 @@ class PostgresStream(LogStream):
             return True
         if kind == m.BEGIN:
             m.Begin.parse(message)
-            self._begin, self._rows = message, 0
-            return True
+            self._begin, self._rows, self._is_emitted = message, 0, False
+            return False
         if kind == m.TRUNCATE:
             wanted = [self._captured.get(number, False) for number in m.Truncate.parse(message).relations]
             self._rows += sum(wanted)
             return any(wanted)
         if kind == m.COMMIT:
-            return True
+            if not self._is_emitted:
+                self._pass_over(m.Commit.parse(message))
+            return self._is_emitted
         if kind in (m.ORIGIN, m.MESSAGE):
             return False
         raise DamagedError(f"{self._server.place}: the stream has a message of an unknown kind, {chr(kind)!r}")
 
-    def _cut(self, commit: m.Commit, offset: int) -> Cut:
+    def _pass_over(self, commit: m.Commit) -> None:
+        """End a transaction that has nothing for us: the place moves as it does when the server sends nothing."""
+        self._check_end(commit)
+        if commit.end_lsn > self._idle_end:
+            self._idle_end, self._idle_at = commit.end_lsn, commit.committed_at
+        self._begin = None
+
+    def _check_end(self, commit: m.Commit) -> m.Begin:
+        """Return the begin of the transaction that ends."""
         if self._begin is None:
             raise DamagedError(f"{self._server.place}: a transaction ends that has not begun")
         begin = m.Begin.parse(self._begin)
         if begin.commit_lsn != commit.commit_lsn:
             raise DamagedError(f"{self._server.place}: begin and end of a transaction name different places")
+        return begin
+
+    def _cut(self, commit: m.Commit, offset: int) -> Cut:
+        begin = self._check_end(commit)
         last = LastTransaction(commit.commit_lsn, commit.end_lsn, begin.xid, commit.committed_at)
         self._place = replace(self._place, lsn=commit.end_lsn, last=last, seen_at=0)
         rows, self._rows, self._begin = self._rows, 0, None
@@ -352,6 +379,9 @@ class PostgresStream(LogStream):
             return None
         self._place = replace(self._place, lsn=self._idle_end, seen_at=self._idle_at)
         return self._place.to_json()
+
+    def idle_bytes(self) -> int:
+        return max(0, self._idle_end - self._place.lsn) if self._begin is None else 0
 
     def _next(self, wait_seconds: float) -> bytes | None:
         """Return the next message of pgoutput behind the position; None if none came in time."""
