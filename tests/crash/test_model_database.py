@@ -38,7 +38,8 @@ STEPS = 600 if LONG else 30
 KILLS = 60 if LONG else 4
 SEED = int(os.environ.get("FIRNLINE_SEED", "14"))
 PATCHES = {
-    "firnline.sources.cdc.source:SpoolSettings": functools.partial(SpoolSettings, file_bytes=6000, idle_seconds=0.5),
+    "firnline.sources.cdc.source:SpoolSettings": functools.partial(SpoolSettings, file_bytes=6000),
+    "firnline.sources.cdc.spooling:IDLE_SECONDS": 0.5,
     "firnline.sources.cdc.spooling:PIECE_BYTES": 2000,
     "firnline.sources.cdc.spooling:FIRST_PAUSE_SECONDS": 0.05,
 }

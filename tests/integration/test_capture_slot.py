@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from firnline.options import PipelineOptions
 from firnline.run import runner
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sources.cdc import spooling
+from firnline.sources.cdc import source, spooling
 from firnline.sources.cdc.options import SpoolOptions
 from firnline.sources.cdc.spool import list_names
 from firnline.sources.group import EpochPlan
@@ -118,9 +119,9 @@ def test_a_cached_spool_leaves_the_log_of_the_rollback_window_to_the_server(data
     assert confirmed(database) > positions[0], "what is below the floor may be forgotten"
     back_to = newest(options) - 2
     pipeline = open_pipeline(options)
-    source = pipeline.sources["db"].inner  # type: ignore[attr-defined]
-    for name in list_names(source.storage, source._folder):
-        source.storage.delete(f"{source._folder}/{name}")
+    captured_source = pipeline.sources["db"].inner  # type: ignore[attr-defined]
+    for name in list_names(captured_source.storage, captured_source._folder):
+        captured_source.storage.delete(f"{captured_source._folder}/{name}")
     with pytest.raises(RollbackRefusedError, match="the spool file is gone"):
         Rollback(open_pipeline(with_spool(options, keep="durable")), back_to).perform("test")
     Rollback(open_pipeline(options), back_to).perform("test")
@@ -135,7 +136,7 @@ def test_a_full_spool_stops_reading_and_keeps_the_connection(
 ) -> None:
     """The server ends a connection without a sign of life after 1.5 s."""
     monkeypatch.setattr(spooling, "PIECE_BYTES", 64 << 10)
-    monkeypatch.setattr(spooling.SpoolSettings, "__init__", _small_files(spooling.SpoolSettings.__init__))
+    monkeypatch.setattr(source, "SpoolSettings", partial(spooling.SpoolSettings, file_bytes=128 << 10))
     dsn = f"{database}?options=-c%20wal_sender_timeout%3D1500"
     options, gate = with_spool(captured(dsn, tmp_path), max_bytes=1 << 20), Gate()
     with Capturing(options, gate):
@@ -160,7 +161,7 @@ def test_a_transaction_larger_than_the_spool_is_read(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spooling, "PIECE_BYTES", 64 << 10)
-    monkeypatch.setattr(spooling.SpoolSettings, "__init__", _small_files(spooling.SpoolSettings.__init__))
+    monkeypatch.setattr(source, "SpoolSettings", partial(spooling.SpoolSettings, file_bytes=128 << 10))
     options = with_spool(captured(database, tmp_path), max_bytes=1 << 20)
     run_to_end(options)
     rows = "SELECT g, 1, (SELECT string_agg(md5((g * h)::text), '') FROM generate_series(1, 300) h)"
@@ -248,14 +249,14 @@ def test_a_slot_that_keeps_too_much_is_an_alarm(
     options = captured(database, tmp_path)
     run_to_end(options)
     execute(database, "INSERT INTO busy SELECT g, repeat('x', 400) FROM generate_series(1, 10000) g")
-    source = replace(options.sources[0], max_slot_lag_bytes=1_000_000)  # type: ignore[call-arg]
-    warned = replace(options, sources=(source,))
+    watched = replace(options.sources[0], max_slot_lag_bytes=1_000_000)  # type: ignore[call-arg]
+    warned = replace(options, sources=(watched,))
     log = load_status(open_pipeline(warned)).sources[0]["log"]
     assert "more than max_slot_lag_bytes (1,000,000)" in log["alarm"]
     with caplog.at_level(logging.WARNING), Capturing(warned) as run:
         wait_until(lambda: "max_slot_lag_bytes" in caplog.text)
         assert not run.has_ended
-    stopped = replace(options, sources=(replace(source, on_slot_lag="stop"),))  # type: ignore[call-arg]
+    stopped = replace(options, sources=(replace(watched, on_slot_lag="stop"),))  # type: ignore[call-arg]
     with Capturing(stopped, fails="slot-lag") as run:
         wait_until(lambda: run.has_ended)
 
@@ -263,10 +264,3 @@ def test_a_slot_that_keeps_too_much_is_an_alarm(
 def _spooled(folder: Path) -> int:
     """Bytes in spool files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if "spool" in str(path) and path.is_file())
-
-
-def _small_files(init: object) -> object:
-    def small(self: object, *, max_ahead_bytes: int) -> None:
-        init(self, file_bytes=128 << 10, file_rows=1000, max_ahead_bytes=max_ahead_bytes)  # type: ignore[operator]
-
-    return small
