@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from firnline.options import FollowerOptions, PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaPartsOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
 from firnline.sinks.redis.options import RedisSinkOptions
@@ -244,6 +245,8 @@ def test_fields_of_a_hash_stay(database: str, tmp_path: Path, redis_server: Redi
         }
         assert held.pop(f"copy:{row[0]}") == wanted
     assert not held
+    caveats = [words for one in open_pipeline(options).sinks for words in one.find_caveats()]
+    assert any("a change row that empties its table (TRUNCATE) is a bad row there" in words for words in caveats)
     execute(database, "TRUNCATE orders")
     run = run_once(options)
     assert run.result.error is not None

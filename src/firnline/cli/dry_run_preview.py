@@ -30,7 +30,7 @@ from firnline.cli.dry_run_columns import (
 )
 from firnline.cli.text import shorten
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
-from firnline.graph import Graph, Node, graph_of, sink_input, stateful, topological
+from firnline.graph import Graph, Node, find_source, graph_of, sink_input, stateful, topological
 from firnline.history.status import load_lease
 from firnline.jobs.engine import Output
 from firnline.jobs.read_job import PortContext, refuse_widening
@@ -371,7 +371,7 @@ def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[
         "decides": sink is pipeline.deciding,
         "input": sink_input(pipeline.options, options),
         "write": options.write,
-        "key": list(options.key),
+        "key": list(_key(findings, options)),
         "sequence_by": getattr(options, "sequence_by", None),
         "delete_when": {name: list(values) for name, values in getattr(options, "delete_when", {}).items()},
         "exists": place["exists"],
@@ -384,6 +384,15 @@ def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[
         "reachable": head is not None,
         "writable": place["writable"],
     }
+
+
+def _key(findings: _Findings, options: SinkOptions) -> tuple[str, ...]:
+    """Return the key of an upsert: of the spec, or of the captured table that it reads."""
+    pipeline = findings.pipeline
+    found = find_source(pipeline.options, sink_input(pipeline.options, options))
+    if options.write != "upsert" or options.key or found is None:
+        return options.key
+    return pipeline.sources[found[0].name].find_key(found[1]) or ()
 
 
 def _guarantee(options: SinkOptions, delivery: Delivery) -> str:

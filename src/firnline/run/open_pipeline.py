@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import Fold, Ledger, LedgerEntry
@@ -198,6 +198,7 @@ def _open_sinks(
                     input_port=read,
                     input_key=keys.get(read, ()),
                     input_is_source=find_source(options, read) is not None,
+                    find_input_key=_key_finder(options, sources, read),
                 ),
             )
             for sink, read in inputs
@@ -205,6 +206,15 @@ def _open_sinks(
     )
     kinds = [sink.type for sink in options.ordered_sinks]
     return tuple(GuardedSink(sink, kind, seconds) for sink, kind in zip(opened, kinds, strict=True))
+
+
+def _key_finder(options: PipelineOptions, sources: Sources, read: str) -> Callable[[], tuple[str, ...]] | None:
+    """Return what asks a source for the key of one of its tables; None if the input is no captured table."""
+    found = find_source(options, read)
+    if found is None or not found[1] or not sources[found[0].name].has_keys:
+        return None
+    source, port = sources[found[0].name], found[1]
+    return lambda: source.find_key(port) or ()
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:

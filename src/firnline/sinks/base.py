@@ -28,7 +28,8 @@ import pyarrow as pa
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import FencedError, RollbackRefusedError, SinkError
+from firnline.errors import ConfigError, FencedError, RollbackRefusedError, SinkError
+from firnline.options import SinkOptions
 from firnline.sinks.outbox import deliver, find_missing_staged
 from firnline.storage import Storage
 from firnline.stores.tiers import Tiers
@@ -81,6 +82,31 @@ class SinkContext:
     input_port: str = ""  # the source, operator or port that the sink reads, for ids of events
     input_key: tuple[str, ...] = ()  # the columns that identify a row of its input, where an operator names them
     input_is_source: bool = False  # whether its input is a source: rows are records, not changes of an operator
+    find_input_key: Callable[[], tuple[str, ...]] | None = None  # asks the source for the key of a captured table
+
+    def key_of(self, options: SinkOptions) -> tuple[str, ...]:
+        """Return the columns that identify a row of an upsert: those of the spec, else those of its input.
+
+        Raises:
+            ConfigError: nothing says what identifies a row.
+            SourceError: the source must say, and does not answer.
+        """
+        key = options.key or self.input_key or (self.find_input_key() if self.find_input_key is not None else ())
+        if not key:
+            raise ConfigError(
+                f"sink {options.name!r} upserts, and no column identifies a row",
+                hint="Set `key` to the columns that do.",
+            )
+        return key
+
+    def check_key(self, options: SinkOptions) -> None:
+        """Refuse an upsert if nothing can ever say what identifies a row. Asks nobody.
+
+        Raises:
+            ConfigError: neither the spec nor the input has a key.
+        """
+        if self.find_input_key is None:
+            self.key_of(options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class SinkConfig(Config, ABC):
     )
     key: tuple[ColumnName, ...] = Field(
         default=(),
-        description="Upsert: the columns that identify a row; by default those of the operator. A source needs them.",
+        description="Upsert: the columns that identify a row; by default those of the operator, or of the "
+        "captured table. Other sources need them.",
     )
     required: Flag = Field(
         default=True,

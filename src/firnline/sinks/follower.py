@@ -448,6 +448,16 @@ class Follower(Sink):
         """Return whether an upsert with these settings keeps the old values of columns that a change row lacks."""
         return False
 
+    def find_caveats(self) -> list[str]:
+        if self._options.write != "upsert" or self.context.find_input_key is None:
+            return []
+        keeps_old = self.keeps_old(self._options.own_shape())
+        unable = [] if keeps_old else ["lacks a value that the log of the database left out"]
+        unable += [] if self.can_empty else ["empties its table (TRUNCATE)"]
+        if not unable:
+            return []
+        return [f"sink {self.name}: a change row that {' or '.join(unable)} is a bad row there; `on_bad_row` decides"]
+
     def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
         """Carry out a history edit that leaves the rows as they are. Default: only the head moves."""
         after = head_after(head, commit)

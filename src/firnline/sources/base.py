@@ -385,6 +385,8 @@ class Source(ABC):
             SourceError, OSError: it cannot be counted now.
         """
 
+    has_keys = False  # whether `find_key` says what identifies the rows of an output
+
     # -- ports --
 
     def has_port(self, port: str) -> bool:
@@ -448,6 +450,16 @@ class Source(ABC):
             f"source {self.name!r} cannot skip input",
             hint="Take the input away where it comes from, or start over: `firnline run --fresh-after EPOCH`.",
         )
+
+    def find_key(self, port: str) -> tuple[str, ...] | None:
+        """Return the columns that identify a row of an output; None if the source does not say that of any. May ask a
+        server, and remembers its answer.
+
+        Raises:
+            ConfigError: the rows of this output have no key.
+            SourceError: the server does not answer.
+        """
+        return None
 
     def remarks(self) -> Sequence[str]:
         """Return sentences for `dry-run`: what people should know before a run. Looks, and changes nothing.

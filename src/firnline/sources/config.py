@@ -87,6 +87,7 @@ class SourceConfig(Config, ABC):
 
     options_class: ClassVar[OptionsClass]
     batch_defaults: ClassVar[Mapping[str, int]] = {}  # defaults of `batch` that are smaller with this kind
+    has_keys: ClassVar[bool] = False  # whether a port of the source says what identifies its rows
     ports: ClassVar[tuple[str, ...] | None] = ()  # beside the main port; None: only the opened source knows them
 
     type: str = Field(description="Kind of source.")

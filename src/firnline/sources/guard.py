@@ -43,7 +43,7 @@ class GuardedSource(Source):
         self.reconcile_interval_secs = inner.reconcile_interval_secs
         self.late_files, self.on_growth = inner.late_files, inner.on_growth
         self.inputs_are = inner.inputs_are
-        self.claims_first, self.has_log = inner.claims_first, inner.has_log
+        self.claims_first, self.has_log, self.has_keys = inner.claims_first, inner.has_log, inner.has_keys
         self._kind = kind
 
     def guard(self, method: str, call: Callable[[], T]) -> T:
@@ -70,6 +70,7 @@ class GuardedSource(Source):
     skip = forward(Source.skip)
     check = forward(Source.check)
     remarks = forward(Source.remarks)
+    find_key = forward(Source.find_key)
     log_lag = forward(Source.log_lag)
     claimed = forward(Source.claimed)
     decided = forward(Source.decided)

@@ -195,7 +195,7 @@ def _upserts(spec: PipelineSpec) -> Iterator[Mismatch]:
             if not sink.upserts_records:
                 words = f'upsert needs a changelog, and "{text}" is a source'
                 yield Mismatch((*at, "write"), words, hint)
-            elif not sink.key:
+            elif not sink.key and not (spec.sources[name].has_keys and port):
                 words = "missing: a source does not say what identifies a row"
                 yield Mismatch((*at, "key"), words, "Add `key: [...]`.")
             continue

@@ -5,10 +5,8 @@ Modules are imported on demand: a worker stages files without loading the module
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firnline.errors import ConfigError
 from firnline.sinks.delta.options import DeltaPartsOptions, JournalOptions
 from firnline.types import Json
 
@@ -34,10 +32,9 @@ def open_sink(options: DeltaSinkOptions | DeltaPartsOptions, context: SinkContex
     if isinstance(options, DeltaPartsOptions):
         from firnline.sinks.delta.parts.sink import DeltaPartsSink
 
-        keyed = replace(options, key=options.key or context.input_key) if options.write == "upsert" else options
-        if keyed.write == "upsert" and not keyed.key:
-            raise ConfigError(f"sink {options.name!r} is to be upserted and has no key", hint="Set key: [column, ...].")
-        return DeltaPartsSink(keyed, context)
+        if options.write == "upsert":
+            context.check_key(options)
+        return DeltaPartsSink(options, context)
     if isinstance(options, JournalOptions):
         from firnline.sinks.delta.journal import JournalSink
 
@@ -45,7 +42,7 @@ def open_sink(options: DeltaSinkOptions | DeltaPartsOptions, context: SinkContex
     if options.write == "upsert":
         from firnline.sinks.delta.upsert.sink import UpsertSink
 
-        return UpsertSink(replace(options, key=options.key or context.input_key), context)
+        return UpsertSink(options, context)
     if options.mode == "staged":
         from firnline.sinks.staged.sink import StagedDeltaSink
 

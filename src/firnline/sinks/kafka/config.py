@@ -58,7 +58,7 @@ class KafkaSinkConfig(FollowerConfig):
     key: tuple[ColumnName, ...] = Field(
         default=(),
         description="The columns of the message key: one as text, several as a JSON object. Upsert: the columns that "
-        "identify a row, by default those of the operator.",
+        "identify a row, by default those of the operator or of the captured table.",
     )
     value: Literal["json", "avro"] = Field(
         default="json",

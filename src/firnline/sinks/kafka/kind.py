@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firnline.errors import ConfigError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -32,10 +30,8 @@ def open_sink(options: KafkaSinkOptions, context: SinkContext) -> Sink:
     from firnline.sinks.kafka.sink import KafkaSink
 
     load_library()
-    if options.write == "upsert" and not (options.key or context.input_key):
-        raise ConfigError(f"sink {options.name!r} upserts and has no key", hint="Name its columns: `key: [id]`.")
     if options.write == "upsert":
-        options = replace(options, key=options.key or context.input_key)
+        context.check_key(options)
     return KafkaSink(options, context)
 
 

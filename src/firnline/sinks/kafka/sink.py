@@ -54,6 +54,11 @@ class KafkaSink(Follower):
         # What the lanes held when this run last wrote; kept while no other process can have written since.
         self._known: dict[int, LaneRecord | None] | None = None
 
+    def shape(self) -> dict[str, Json]:
+        shape = super().shape()
+        key = self.context.key_of(self._kafka) if self._kafka.write == "upsert" else self._kafka.key
+        return {**shape, "own": {**shape["own"], "key": list(key)}}
+
     # -- the head -------------------------------------------------------------------------------------
 
     def read_head(self) -> FollowerHead | None:

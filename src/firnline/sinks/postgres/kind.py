@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firnline.errors import ConfigError, MissingExtraError
+from firnline.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from firnline.sinks.base import Sink, SinkContext
@@ -35,9 +34,5 @@ def open_sink(options: PostgresSinkOptions, context: SinkContext) -> Sink:
         raise MissingExtraError(extra="postgres") from error
     if options.write == "append":
         return PostgresSink(options, context)
-    keyed = replace(options, key=options.key or context.input_key)
-    if not keyed.key:
-        raise ConfigError(
-            f"sink {options.name!r} upserts, and no column identifies a row", hint="Set `key` to the columns that do."
-        )
-    return PostgresUpsertSink(keyed, context)
+    context.check_key(options)
+    return PostgresUpsertSink(options, context)

@@ -257,10 +257,10 @@ class PostgresSink(Follower):
     def _check_table(self, db: Db, table: Table) -> None:
         rights = "INSERT" if self._settings.write == "append" else "SELECT, INSERT, UPDATE, DELETE"
         self._require_rights(db, table.identifier.as_string(db), rights)
-        key = self._settings.key
-        if self._settings.write == "upsert" and key:
-            self._require_unique(db, table, key)
-        if self._settings.evolution == "add" and not table.has_marks and not key:
+        upserts = self._settings.write == "upsert"
+        if upserts:
+            self._require_unique(db, table, self.context.key_of(self._settings))
+        if self._settings.evolution == "add" and not table.has_marks and not upserts:
             owned = _ask(
                 db,
                 "SELECT pg_has_role(session_user, relowner, 'USAGE') FROM pg_class WHERE oid = %s",
@@ -439,6 +439,10 @@ class PostgresUpsertSink(PostgresSink):
 
     def plan_return(self, to_epoch: int, accept: Collection[str]) -> tuple[SinkReturn, list[RollbackRefusedError]]:
         return Follower.plan_return(self, to_epoch, accept)
+
+    def shape(self) -> dict[str, Json]:
+        shape = super().shape()
+        return {**shape, "own": {**shape["own"], "key": list(self.context.key_of(self._settings))}}
 
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
         return True

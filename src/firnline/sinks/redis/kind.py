@@ -25,7 +25,9 @@ def open_sink(options: RedisSinkOptions, context: SinkContext) -> Sink:
         ConfigError: the URL or the names of keys are invalid, or an upsert has no key.
         MissingExtraError: the Redis client is not installed.
     """
+    from firnline.options import template_columns
     from firnline.sinks.redis.sink import RedisSink
 
     key = options.key or (context.input_key if options.write == "upsert" else ())
+    key = key or (tuple(template_columns(options.keys)) if options.write == "upsert" else ())
     return RedisSink(replace(options, key=key), context)

@@ -106,10 +106,11 @@ class RedisSink(Follower):
 
     def find_caveats(self) -> list[str]:
         if self._durability == "require_aof":
-            return []
+            return super().find_caveats()
         return [
+            *super().find_caveats(),
             f"sink {self.name} has durability: none: a Redis server that crashes may forget rows that it has "
-            "acknowledged; a run then says that the sink went back"
+            "acknowledged; a run then says that the sink went back",
         ]
 
     def _check_target(self) -> None:

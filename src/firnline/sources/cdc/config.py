@@ -30,6 +30,7 @@ class SpoolConfig(Config):
 class LogSourceConfig(SourceConfig):
     """A source that captures the changes of tables from a server's log."""
 
+    has_keys: ClassVar[bool] = True
     ports: ClassVar[tuple[str, ...] | None] = None
     batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 100_000, "max_bytes": 64 * 1024 * 1024, "max_ms": 200}
 

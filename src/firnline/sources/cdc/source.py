@@ -7,9 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import ClassVar
 
 from firnline.checkpoint.ledger import IDLE
-from firnline.errors import FencedError, FirnlineError, SourceError, SourceMovedError
+from firnline.errors import ConfigError, FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import spool_parts
 from firnline.sources.base import MAIN_PORT, Backlog, Limits, LogLag, PositionView, Source, SourcePlan, Split
 from firnline.sources.cdc.log import LogStream
@@ -33,6 +34,8 @@ class LogSource(Source):
     """The tables of a database. Each table is a port; the main port has the changes of all of them."""
 
     claims_first = True
+    has_keys = True
+    key_hint: ClassVar[str]  # how a table of this database gets a key
     has_log = True
     inputs_are = "spool file"
     kind: str
@@ -61,6 +64,7 @@ class LogSource(Source):
         self._until: Json = None  # once: where the server's log ended when the run began
         self._end_stream: LogStream | None = None
         self._released: Json = None  # up to where the server may forget its log
+        self._keys: dict[str, tuple[str, ...]] = {}  # by port
 
     # -- to be written by a kind ----------------------------------------------------------------------
 
@@ -80,6 +84,15 @@ class LogSource(Source):
         """Return whether the server surely has its log from a place on."""
         return False
 
+    def read_key(self, table: str) -> tuple[str, ...] | None:
+        """Return the columns that identify a row of a table in the log, as the server's catalogue has them now; none if
+        it has no key, None if there is no such table.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+        raise NotImplementedError
+
     # -- positions ------------------------------------------------------------------------------------
 
     @property
@@ -93,6 +106,25 @@ class LogSource(Source):
 
     def has_port(self, port: str) -> bool:
         return port == MAIN_PORT or self._tables.may_cover(port)
+
+    def find_key(self, port: str) -> tuple[str, ...]:
+        known = self._keys.get(port)
+        if known is not None:
+            return known
+        table = port if "." in port else f"{self._default_schema}.{port}"
+        found = self.read_key(table)
+        if found is None:
+            raise ConfigError(
+                f"table {table} does not exist yet, so nobody knows what identifies its rows",
+                hint="Create it first, or set `key` of the sinks that upsert it.",
+            )
+        if not found:
+            raise ConfigError(
+                f"table {table} has no key, so its changes can be appended and not upserted",
+                hint=f"{self.key_hint} Or write `write: append`; or set `key` of the sink to columns that do identify "
+                "a row, if the log has them of every deleted row.",
+            )
+        return self._keys.setdefault(port, found)
 
     def start(self, position: Json | None) -> Json:
         if position is None:

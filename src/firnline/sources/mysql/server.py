@@ -109,6 +109,16 @@ def find_tables(db: Any, server: Server) -> set[str]:
     return {f"{schema}.{name}" for schema, name in rows}
 
 
+def find_key(db: Any, server: Server, table: str) -> tuple[str, ...]:
+    """Return the columns of a table's primary key, in its order; none if it has no such key."""
+    rows = query(db, server.host, f"SHOW INDEX FROM {_quoted(table)} WHERE Key_name = 'PRIMARY'")
+    return tuple(str(row[4]) for row in sorted(rows, key=lambda row: int(row[3])))
+
+
+def _quoted(table: str) -> str:
+    return ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
+
+
 def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[str, str]]:
     """Return the foreign keys by which the server changes rows of these tables without writing that into its log: the
     table, and the key."""
@@ -116,9 +126,8 @@ def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[
         return []
     found = []
     for table in sorted(tables):
-        quoted = ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
         # The catalogue's list of foreign keys needs more rights than reading the table.
-        text = str(query(db, server.host, f"SHOW CREATE TABLE {quoted}")[0][1])
+        text = str(query(db, server.host, f"SHOW CREATE TABLE {_quoted(table)}")[0][1])
         found += [(table, key) for key in _CASCADE.findall(text)]
     return found
 

@@ -7,7 +7,7 @@ from firnline.sources.cdc.log import LogStream
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
 from firnline.sources.mysql.options import MySqlSourceOptions
-from firnline.sources.mysql.server import find_cascades, find_tables, read_log, read_server
+from firnline.sources.mysql.server import find_cascades, find_key, find_tables, read_log, read_server
 from firnline.sources.mysql.stream import MySqlStream
 from firnline.types import Json
 
@@ -16,6 +16,7 @@ class MySqlSource(LogSource):
     """The tables of a MySQL or MariaDB server."""
 
     kind = "mysql"
+    key_hint = "Give it one (ALTER TABLE ... ADD PRIMARY KEY)."
 
     def __init__(self, options: MySqlSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
         super().__init__(options, default_schema=options.database, once=once, moved=moved)
@@ -32,6 +33,15 @@ class MySqlSource(LogSource):
 
     def describe_place(self, place: Json) -> dict[str, Json]:
         return describe_place(place)
+
+    def read_key(self, table: str) -> tuple[str, ...] | None:
+        dsn = Dsn.parse(self._mysql.dsn)
+        db, host = connect_any(dsn, dsn.hosts)
+        try:
+            server = read_server(db, host)
+            return find_key(db, server, table) if table in find_tables(db, server) else None
+        finally:
+            db.close()
 
     def check(self) -> None:
         self._stream().check()

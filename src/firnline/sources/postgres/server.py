@@ -172,6 +172,22 @@ class PostgresServer:
             ]
         return [table for table in found if patterns.covers(table.name)]
 
+    def find_key(self, table: str) -> tuple[str, ...] | None:
+        """Return the columns that identify a row of a table (`schema.table`) in the log: those of its replica identity,
+        with identity FULL those of the primary key. None: there is no such table."""
+        query = """
+            SELECT c.relreplident <> 'n', (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
+                           CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
+                           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                    WHERE i.indrelid = c.oid AND k.attnum > 0 AND k.place <= i.indnkeyatts
+                      AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END)
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')"""
+        schema, _, name = table.partition(".")
+        with self.session() as db:
+            found = db.execute(query, (schema, name)).fetchone()
+        return None if found is None else tuple(found[1] or ()) if found[0] else ()
+
     def published(self, publication: str) -> dict[str, bool] | None:
         """Return the tables of a publication, each with whether its updates and deletes are published; None if there
         is no such publication."""

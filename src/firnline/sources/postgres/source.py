@@ -18,6 +18,7 @@ class PostgresSource(LogSource):
     """The tables of a PostgreSQL database."""
 
     kind = "postgres"
+    key_hint = "Give it one (ALTER TABLE ... ADD PRIMARY KEY)."
 
     def __init__(self, options: PostgresSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
         super().__init__(options, default_schema=DEFAULT_SCHEMA, once=once, moved=moved)
@@ -40,6 +41,9 @@ class PostgresSource(LogSource):
 
     def describe_place(self, place: Json) -> dict[str, Json]:
         return describe_place(place)
+
+    def read_key(self, table: str) -> tuple[str, ...] | None:
+        return self._server.find_key(table)
 
     def check(self) -> None:
         self._server.check_settings()

@@ -111,7 +111,8 @@ class DeltaPartsSink(Follower):
 
     def shape(self) -> dict[str, Json]:
         shape = super().shape()
-        return {**shape, "own": {**shape["own"], "of_records": self.context.input_is_source}}
+        keyed = {"key": list(self.context.key_of(self._settings))} if self._settings.write == "upsert" else {}
+        return {**shape, "own": {**shape["own"], **keyed, "of_records": self.context.input_is_source}}
 
     # -- the head -------------------------------------------------------------------------------------
 
@@ -208,7 +209,8 @@ class DeltaPartsSink(Follower):
 
     def _open_part(self, name: str, own: Mapping[str, Json] | None = None) -> PartTable:
         """Open the table of a part, for an epoch with these settings; reads nothing yet."""
-        own = own if own is not None else self.shape()["own"]
+        if own is None:
+            own = {**self._settings.own_shape(), "of_records": self.context.input_is_source}
         settings = self._settings
         key = (name, canonical(dict(own)))
         table = self._tables.get(key)
@@ -217,7 +219,7 @@ class DeltaPartsSink(Follower):
                 self.name,
                 self._uri(name),
                 write=own["write"],
-                key=tuple(own["key"]) or self.context.input_key,
+                key=tuple(own["key"]),
                 partition_by=settings.partition_by,
                 file_size=settings.file_size,
                 interop="none",

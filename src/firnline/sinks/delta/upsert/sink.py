@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake.transaction import RemoveAction
 
 from firnline.checkpoint.codec import canonical, checksum, short_number
-from firnline.errors import ConfigError, SchemaError
+from firnline.errors import SchemaError
 from firnline.options import FACTS
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
@@ -254,10 +254,14 @@ class UpsertSink(DeltaSink):
 
     def __init__(self, options: DeltaSinkOptions, context: SinkContext) -> None:
         super().__init__(options, context)
-        if not self._options.key:
-            raise ConfigError(f"sink {self.name!r} is to be upserted and has no key", hint="Set key: [column, ...].")
+        context.check_key(options)
         self._work: UpsertWork | None = None
         self._applied: dict[str, int] = {}  # what the last commit did to rows
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        """The columns that identify a row; a captured table's come from the source."""
+        return self._context.key_of(self._options)
 
     def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         self._applied = {}
@@ -286,7 +290,7 @@ class UpsertSink(DeltaSink):
 
     def _key_of(self, changed: Sequence[dict[str, Json]]) -> tuple[str, ...]:
         """Return the key that an epoch was made with: its files name it, those of older versions do not."""
-        return tuple(changed[0].get(KEY) or self._options.key)
+        return tuple(changed[0].get(KEY) or self._key)
 
     def _transactions(self, commit: EpochCommit, onto: int) -> tuple[dict[str, int], dict[str, int]]:
         txns, expiring = super()._transactions(commit, onto)
@@ -355,6 +359,7 @@ class UpsertSink(DeltaSink):
 
     def stage_target(self) -> dict[str, Json]:
         target = super().stage_target()
+        target["shape"]["key"] = list(self._key)
         if self._context.input_is_source:
             delete_when = {name: list(values) for name, values in self._options.delete_when.items()}
             target["shape"]["records"] = {"sequence_by": self._options.sequence_by, "delete_when": delete_when}
@@ -372,7 +377,7 @@ class UpsertSink(DeltaSink):
         columns = table_columns(commit.schema)
         if not self._awaits_rows(columns):
             changed = [file for file in commit.files if file.get("kind") == CHANGES]
-            key = self._key_of(changed) if changed else self._options.key
+            key = self._key_of(changed) if changed else self._key
             order = changed[0].get(SEQUENCE_BY) if changed else self._options.sequence_by
             self._check_columns(key, columns, order)
         super()._create(replace(commit, schema=columns))
@@ -383,10 +388,10 @@ class UpsertSink(DeltaSink):
     def _check_joinable(self) -> None:
         super()._check_joinable()
         self._check_rewritable()
-        self._check_table_key(self._options.key, "and the spec upserts")
+        self._check_table_key(self._key, "and the spec upserts")
         columns = self._table.schema()
         if not self._awaits_rows(columns):
-            check_key(self._options.key, columns)
+            check_key(self._key, columns)
 
     def _awaits_rows(self, columns: pa.Schema) -> bool:
         """Return whether a table has no columns of its own yet: its rows are still to come. (The log may say that a
