@@ -82,6 +82,7 @@ DURABLE_CALLS = (
     "upsert.rewrite",
     "kafka.acknowledge",
     "spool.file",
+    "spool.chunk",
     "spool.delete",
     "postgres.publication",
     "postgres.slot",

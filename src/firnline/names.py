@@ -102,6 +102,17 @@ def spool_parts(name: str) -> tuple[int, str, str, str] | None:
     return (int(found.group(1)), found.group(2), found.group(3), found.group(4)) if found else None
 
 
+def chunk_name(snapshot: str, number: int, checksum: str) -> str:
+    """The file name of a chunk of a table: the id of its snapshot, and its number there."""
+    return f"{snapshot}-{number:08d}-{checksum}.chunk"
+
+
+def chunk_parts(name: str) -> tuple[str, int, str] | None:
+    """Snapshot, number and checksum of a chunk; None for any other file."""
+    found = re.fullmatch(r"([0-9]{8}-[0-9a-f]{8})-([0-9]{8})-([0-9a-f]{16})\.chunk", name)
+    return (found.group(1), int(found.group(2)), found.group(3)) if found else None
+
+
 def dead_letters_folder(pipeline: str, sink: str = "") -> str:
     """The folder of rows that a sink could not hold; of all sinks, if none is given."""
     folder = f"{HOME}/{pipeline}/dead-letters"

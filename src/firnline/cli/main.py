@@ -43,6 +43,7 @@ COMMANDS = (
     ("dead-letters", "dead_letters:app", "List rows that a sink refused; deliver them once more or drop them."),
     ("recover", "recover:app", "Rebuild a lost journal from the head of a sink."),
     ("position", "position:app", "Show where each source stands; set a source to another position, or skip input."),
+    ("snapshot", "snapshot:app", "Read the rows of a captured table again, or list how far tables have been read."),
     ("schema-history", "schema_history:app", "List the schemas that captured tables had, and what changed."),
     ("trace", "trace:app", "Show which input an event comes from."),
     ("files", "files:app", "List files with their state; retry or drop files that were set aside."),

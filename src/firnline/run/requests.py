@@ -22,7 +22,8 @@ class FileRequest:
 
     `retry` reads a file that was set aside again (`changed` accepts that it was replaced), `drop` gives it up. `reread`
     reads a finished file from its beginning. `replay` reads quarantined records (`files`: name, rows and folders)
-    again; with `discard` they only count as dealt with.
+    again; with `discard` they only count as dealt with. `snapshot` reads the rows of a table again: `path` is the
+    table; `where` is a condition for its rows; `empties` takes away what sinks have of it.
     """
 
     path: str
@@ -33,6 +34,8 @@ class FileRequest:
     files: tuple[dict[str, Json], ...] = ()
     reading: str = ""  # of a reread: the newest reading of the file when it was requested; empty: not known
     discard: bool = False
+    where: str = ""
+    empties: bool = False
 
     @property
     def id(self) -> str:
@@ -65,6 +68,11 @@ class Requests:
         body = {"kind": "replay", "path": "", "changed": False, "source": source, "discard": discard}
         self._put({**body, "files": list(files)}, ids)
 
+    def ask_snapshot(self, table: str, source: str, *, where: str, empties: bool, ids: Ids) -> None:
+        """Request another read of the rows of a table, while its changes go on."""
+        body = {"kind": "snapshot", "path": table, "changed": False, "source": source}
+        self._put({**body, "where": where, "empties": empties}, ids)
+
     def _put(self, body: dict[str, Json], ids: Ids) -> None:
         self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
 
@@ -90,6 +98,8 @@ class Requests:
                     files=tuple(body.get("files", ())),
                     reading=str(body.get("reading", "")),
                     discard=bool(body.get("discard", False)),
+                    where=str(body.get("where", "")),
+                    empties=bool(body.get("empties", False)),
                 )
             )
         return found

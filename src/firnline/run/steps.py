@@ -225,6 +225,11 @@ class Steps:
                 sources.drop(request.path)
             elif request.kind == "retry":
                 sources.retry(request.path, changed=request.changed)
+            elif request.source in sources.names and request.kind == "snapshot":
+                if request.id not in sources[request.source].answered(positions[request.source]):
+                    sources[request.source].snapshot(
+                        request.id, request.path, where=request.where, empties=request.empties
+                    )
             elif request.source in sources.names and request.kind in ("reread", "replay"):
                 again.append(request)
         again = [one for one in again if one.id not in sources[one.source].answered(positions[one.source])]
@@ -250,7 +255,7 @@ class Steps:
         if request.source:
             return (
                 request.source in set(plan.plans) - plan.asked_before
-                and request.kind in ("reread", "replay")
+                and request.kind in ("reread", "replay", "snapshot")
                 and (self._pipeline.sources[request.source].has_answered(plan.plans[request.source], request.id))
             )
         described = self._pipeline.sources.describe(positions)

@@ -204,6 +204,17 @@ class PositionView:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """How far the rows of a table have been read that were there before its changes."""
+
+    rows: int
+    estimate: int  # of all rows; 0: unknown
+    chunks: int
+    done: bool
+    request: str = ""  # that began it
+
+
+@dataclass(frozen=True, slots=True)
 class PositionChange:
     """A position that a person chose, and what it means for the input, in words for the plan.
 
@@ -601,12 +612,29 @@ class Source(ABC):
         requests, and a plan takes requests in the order of their names.
         """
 
+    def snapshot(self, request: str, table: str, *, where: str, empties: bool) -> None:  # noqa: B027
+        """Request to read the rows of a table again, while its changes go on. Otherwise like `reread`.
+
+        With `where`, a condition in the database's SQL, only rows for which it holds. With `empties` a change row comes
+        first that empties the table in sinks that hold its state.
+        """
+
+    def table_name(self, words: str) -> str | None:
+        """Return the full name of a table whose changes the source captures; None if it captures no such table."""
+        return None
+
+    def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
+        """Return, by table, how far the snapshots have come that a position names. Pure."""
+        return {}
+
     def answered(self, position: Json) -> frozenset[str]:
-        """Return the requests of `reread` and `replay_quarantined` that a position names as answered. Pure."""
+        """Return the requests of `reread`, `replay_quarantined` and `snapshot` that a position names as answered.
+        Pure."""
         return frozenset()
 
     def has_answered(self, plan: SourcePlan, request: str) -> bool:
-        """Return whether a plan answers a request of `reread` or `replay_quarantined`, even by refusing it."""
+        """Return whether a plan answers a request of `reread`, `replay_quarantined` or `snapshot`, even by refusing
+        it."""
         return True
 
     def forget_requests(self, names: Iterable[str]) -> None:  # noqa: B027

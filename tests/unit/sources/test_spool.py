@@ -21,19 +21,19 @@ def write(storage: LocalStorage, number: int, begin: Mark, end: Mark) -> SpoolFi
 def test_what_is_written_is_read_and_every_flipped_bit_is_found(tmp_path: Path) -> None:
     storage = LocalStorage(str(tmp_path))
     file = write(storage, 2, Mark(None), Mark({"lsn": "0/1"}))
-    assert read_file(storage, FOLDER, file) == Content(b"context", b"framesframes")
+    assert read_file(storage, FOLDER, file.name) == Content(b"context", b"framesframes")
     assert read_facts(storage, FOLDER, file.name) == file
     key = f"{FOLDER}/{file.name}"
     data = storage.get(key)
     for at in range(len(data)):
         storage.put(key, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(DamagedError):
-            read_file(storage, FOLDER, file)
+            read_file(storage, FOLDER, file.name)
         with pytest.raises(DamagedError):
             read_facts(storage, FOLDER, file.name)
     storage.delete(key)
     with pytest.raises(SourceGapError):
-        read_file(storage, FOLDER, file)
+        read_file(storage, FOLDER, file.name)
 
 
 def test_the_chain_takes_the_way_that_leads_furthest(tmp_path: Path) -> None:
@@ -68,4 +68,4 @@ def test_parts_of_a_transaction_that_two_runs_cut_elsewhere_are_never_mixed(tmp_
     names = list_names(storage, FOLDER)
     assert len(names) == 9
     assert list(follow(names, 0, start)) == [file.name for file in whole]
-    assert b"".join(read_file(storage, FOLDER, file).frames for file in whole) == b"abcdefgh"
+    assert b"".join(read_file(storage, FOLDER, file.name).frames for file in whole) == b"abcdefgh"

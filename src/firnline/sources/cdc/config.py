@@ -43,6 +43,11 @@ class LogSourceConfig(SourceConfig):
         description="Facts about changes that become columns: committed_at, position, transaction and before, in "
         "_committed_at, _position, _transaction and _before.",
     )
+    snapshot: Literal["initial", "never", "always"] = Field(
+        default="initial",
+        description="Rows that are in a table before its changes are captured. initial: they are read once, also of a "
+        "table that is added later. never: only changes are captured. always: every run reads the tables again.",
+    )
     poll_interval_secs: Seconds = Field(default=0.1, description="Seconds between two looks for new transactions.")
     spool: SpoolConfig = Field(default=SpoolConfig(), description="Spool files, in the pipeline's home.")
 

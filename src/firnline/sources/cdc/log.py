@@ -1,8 +1,9 @@
-"""The contract of a database's log: how its messages get from the server into change rows.
+"""The contract of a captured database: how its log, and the rows that were there before, become change rows.
 
-A kind of database is two classes. `LogStream` runs in the driver: it keeps one replication stream open, checks what the
-server sends, and returns it as it is, cut into frames. `LogDecoder` runs in workers: it turns frames into Arrow.
-Between them lie spool files (`sources.cdc.spool`): frames with their context, durable before an epoch is decided.
+A kind of database is three classes. Two run in the driver: `LogStream` keeps one replication stream open, checks what
+the server sends, and returns it as it is, cut into frames; `TableReader` reads tables chunk by chunk. `LogDecoder` runs
+in workers: it turns frames and chunks into Arrow. Between them lie spool files (`sources.cdc.spool`): frames with their
+context, durable before an epoch is decided. Chunks lie in such files, too.
 
 A frame is a message of the server: its length in bytes (four bytes, little-endian), then the message. What a message
 is, the kind decides; it may leave out messages that carry nothing (keepalives, rows of tables that are not captured).
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from firnline.errors import DamagedError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -145,6 +147,78 @@ class LogStream(ABC):
         """Close the connections. The stream may be opened again."""
 
 
+# -- the driver's side: tables ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A captured table, as the server describes it now."""
+
+    name: str  # schema.table (PostgreSQL) or database.table (MySQL)
+    key: tuple[str, ...]  # columns by which changes name a row, unique and never null; empty: there are none
+    rows: int  # the server's own estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a table, as one SELECT in one snapshot of the database gave them, in the order of the key."""
+
+    context: bytes  # what `LogDecoder.decode_chunk` must know: the table's schema in this snapshot
+    content: bytes  # the rows, as the server sent them
+    rows: int
+    key: tuple[str, ...]  # of the table, as in `TableFacts`, in this snapshot
+    last: Json  # the key of the last row, for the next chunk; None if there is none
+    is_last: bool  # the table has no rows behind it
+    sees: Json  # which transactions the snapshot surely sees, for `LogDecoder.sees`
+    high: Json  # a place as of `LogStream.end_position`: every transaction that the snapshot sees lies before it
+
+
+class TableReader(ABC):
+    """Reads tables chunk by chunk while the log goes on. Holds no lock that an application could wait for, and no
+    transaction longer than a chunk. Used by one thread at a time."""
+
+    @abstractmethod
+    def find_tables(self) -> list[TableFacts]:
+        """Return the captured tables that exist now.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+
+    @abstractmethod
+    def prepare(self, tables: Sequence[str]) -> None:
+        """See to it that the log has the changes of these tables from now on. Repeatable.
+
+        Raises:
+            SourceError, ConfigError: it cannot be done; the hint has the statement.
+        """
+
+    @abstractmethod
+    def barrier(self, place: Json) -> Json:
+        """Return what the snapshot of a table's first chunk must see: every transaction that the log has up to
+        `place`, and every one that may have changed a table before `prepare` took effect."""
+
+    @abstractmethod
+    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+        """Read up to `limit` rows behind the key `after` (None: from the first row on).
+
+        Each call sees at least what the calls before it saw. `where` is a condition in SQL that a person gave. Returns
+        None if the snapshot does not see everything of `barrier` yet; the caller tries again.
+
+        Raises:
+            TableGoneError: there is no such table any more.
+            SourceError: it cannot be read now.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections. The reader may be used again."""
+
+
+class TableGoneError(Exception):
+    """A table does not exist any more. For the reading of tables only, never for people."""
+
+
 # -- the workers' side --------------------------------------------------------------------------------
 
 
@@ -219,6 +293,16 @@ class Decoded:
     ddl: Sequence[Ddl] = field(default_factory=tuple)  # of databases whose log has such statements
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The rows of a chunk."""
+
+    schema: TableSchema  # as the log describes the table
+    rows: pa.RecordBatch
+    odd: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # as in `Changes`
+    warnings: Sequence[str] = field(default_factory=tuple)
+
+
 class LogDecoder(ABC):
     """Decodes the frames of one spool file. Holds no connection and knows no catalogue: frames alone decide."""
 
@@ -229,6 +313,22 @@ class LogDecoder(ABC):
         Raises:
             DamagedError: a message is not what it should be. Never a wrong row, whatever the bytes are.
         """
+
+    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+        """Decode a chunk. Every value equals the one that the log would give for the same row.
+
+        Raises:
+            DamagedError: the bytes are no chunk.
+        """
+        raise DamagedError("this kind of database has no chunks")
+
+    def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> npt.NDArray[np.bool_]:
+        """Return which transactions a snapshot, of `Chunk.sees`, surely sees."""
+        raise DamagedError("this kind of database has no chunks")
+
+    def place_of_chunk(self, high: Json) -> Transaction:
+        """Return what the rows of a chunk say of their place, from `Chunk.high`; they have no transaction id."""
+        raise DamagedError("this kind of database has no chunks")
 
 
 def pack_frame(message: bytes) -> bytes:

@@ -1,4 +1,5 @@
-"""The position of a source that captures changes: a place in the server's log, and the spool file that ends there."""
+"""The position of a source that captures changes: a place in the server's log, the spool file that ends there, and how
+far the rows of tables have been read that were there before."""
 
 from __future__ import annotations
 
@@ -6,9 +7,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.errors import DamagedError
-from firnline.sources.base import PositionView
+from firnline.sources.base import PositionView, SnapshotProgress
 from firnline.sources.cdc.spool import Mark
 from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """How far the reading of a table's rows has come."""
+
+    id: str  # serial number and random part; a later snapshot of the table has another one
+    after: Json = None  # the key of the last row of the last chunk
+    chunks: int = 0
+    rows: int = 0  # of the chunks
+    again: int = 0  # chunks that had to be read again
+    estimate: int = 0  # of the table's rows, when it began
+    where: str = ""
+    request: str = ""  # of the person who asked for it
+    done: bool = False
+
+    @property
+    def serial(self) -> int:
+        return int(self.id[:8])
+
+    def to_json(self) -> dict[str, Json]:
+        if self.done:
+            request = {"request": self.request} if self.request else {}
+            return {"id": self.id, "rows": self.rows, "chunks": self.chunks, **request, "done": True}
+        return {
+            "id": self.id,
+            "after": self.after,
+            "chunks": self.chunks,
+            "rows": self.rows,
+            "again": self.again,
+            "estimate": self.estimate,
+            "where": self.where,
+            "request": self.request,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> TableSnapshot:
+        return cls(
+            str(value["id"]),
+            value.get("after"),
+            int(value["chunks"]),
+            int(value["rows"]),
+            int(value.get("again", 0)),
+            int(value.get("estimate", 0)),
+            str(value.get("where", "")),
+            str(value.get("request", "")),
+            bool(value.get("done", False)),
+        )
+
+    @property
+    def progress(self) -> SnapshotProgress:
+        return SnapshotProgress(self.rows, self.estimate, self.chunks, self.done, self.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +73,20 @@ class LogPosition:
     place: Json = None  # the server's place; None before the first transaction
     spool: int = 0  # the number of the last spool file that was read
     schemas: Mapping[str, str] = field(default_factory=dict)  # by table: fingerprint of the schema in force
+    snapshots: Mapping[str, TableSnapshot] = field(default_factory=dict)  # by table
+    # While tables are read: the last spool files, which have transactions that a snapshot may not see.
+    window: tuple[str, ...] = ()
+
+    @property
+    def running(self) -> dict[str, TableSnapshot]:
+        """The snapshots that are not done, in the order in which they began."""
+        found = [(table, one) for table, one in self.snapshots.items() if not one.done]
+        return dict(sorted(found, key=lambda item: item[1].serial))
+
+    @property
+    def serial(self) -> int:
+        """The number of the newest snapshot; 0 if there is none."""
+        return max((one.serial for one in self.snapshots.values()), default=0)
 
     @property
     def mark(self) -> Mark:
@@ -32,6 +99,8 @@ class LogPosition:
             "place": self.place,
             "spool": self.spool,
             "schemas": dict(self.schemas),
+            "snapshots": {table: one.to_json() for table, one in self.snapshots.items()},
+            "window": list(self.window),
         }
 
     @classmethod
@@ -44,10 +113,34 @@ class LogPosition:
         if not isinstance(value, Mapping) or value.get("kind") != kind:
             raise DamagedError(f"the position is not one of a {kind} source")
         try:
-            return cls(kind, str(value["location"]), value["place"], int(value["spool"]), dict(value["schemas"]))
+            return cls(
+                kind,
+                str(value["location"]),
+                value["place"],
+                int(value["spool"]),
+                dict(value["schemas"]),
+                {str(table): TableSnapshot.from_json(one) for table, one in value.get("snapshots", {}).items()},
+                tuple(value.get("window", ())),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position of a {kind} source cannot be read: {error}") from error
 
     def describe(self, facts: Mapping[str, Json]) -> PositionView:
         """Return the position for people; `facts` are those of the server's place."""
-        return PositionView(facts={**facts, "tables": len(self.schemas)}, location=self.location)
+        found: dict[str, Json] = {**facts, "tables": len(self.schemas)}
+        if self.running:
+            found["snapshot"] = describe_progress(self.running)
+        return PositionView(facts=found, location=self.location)
+
+
+def describe_progress(running: Mapping[str, TableSnapshot]) -> str:
+    """Return the progress of snapshots in words: `orders 12,000 of about 50,000 rows, 3 tables wait`."""
+    active = [(table, one) for table, one in running.items() if one.chunks] or list(running.items())[:1]
+    words = []
+    for table, one in active:
+        total = f" of about {one.estimate:,}" if one.estimate > one.rows else ""
+        words.append(f"{table} {one.rows:,}{total} rows")
+    waiting = len(running) - len(active)
+    if waiting:
+        words.append(f"{waiting} {'table waits' if waiting == 1 else 'tables wait'}")
+    return ", ".join(words)

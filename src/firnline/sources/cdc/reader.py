@@ -1,4 +1,4 @@
-"""Reads spool files in a worker: the change rows of each table, and the envelope of all changes."""
+"""Reads spool files and chunks in a worker: the change rows of each table, and the envelope of all changes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.errors import SchemaError, SourceError
+from firnline.errors import DamagedError, SchemaError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
 from firnline.options import FACTS, MISSING, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
-from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, find_again, has_partial_inserts, lay_under
+from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
 from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import SchemaVersion, new_versions, versions_of
-from firnline.sources.cdc.spool import SpoolFile, read_file
+from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion, new_versions, versions_of
+from firnline.sources.cdc.spool import Content, SpoolFile, read_file
 from firnline.sources.cdc.tables import port_of
 from firnline.sources.columns import Columns
 from firnline.sources.decoding import with_rescued
@@ -41,15 +42,26 @@ class _Read:
     """How the reading of one file ended."""
 
     path: str
-    rows: int
+    rows: int = 0
     schemas: list[SchemaVersion] = field(default_factory=list)  # used by change rows, in order
+    # Of a chunk: why it must be read `again` (empty: it counts), and `seen`: how many files at the begin of its window
+    # hold only what its snapshot sees. Of a spool file: the tables in which rows `moved` to keys with values missing.
+    facts: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        return {"path": self.path, "rows": self.rows, "schemas": [one.to_json() for one in self.schemas]}
+        return {"path": self.path, "rows": self.rows, VERSIONS: [one.to_json() for one in self.schemas], **self.facts}
+
+
+@dataclass(slots=True)
+class _Window:
+    """A spool file of a window: its transactions, and its changes of the tables that chunks of the split have."""
+
+    transactions: Sequence[Transaction]
+    changes: list[Changes]
 
 
 class LogReader(SplitReader):
-    """Reads the files of one split, one after the other."""
+    """Reads the inputs of one split, one after the other."""
 
     def __init__(
         self,
@@ -59,33 +71,122 @@ class LogReader(SplitReader):
         open_decoder: Callable[[bool], LogDecoder],
     ) -> None:
         self._settings = LogReaderSettings.from_json(settings)
-        self._files = [SpoolFile.from_json(item) for item in split.inputs]
+        self._inputs = split.inputs
         self._ports = ports
         self._decoder = open_decoder(self._settings.wants_before or MAIN_PORT in ports)
+        self._window_decoder = open_decoder(True)
+        self._windows: dict[str, _Window] = {}
+        self._chunked = {str(item["chunk"]["table"]) for item in split.inputs if "chunk" in item}
         self._storage = open_storage(self._settings.root, self._settings.storage_options)
 
     def read(self, schemas: Mapping[str, pa.Schema], budget: Budget) -> Iterator[Sequence[Rows]]:
         self._outcomes: list[_Read] = []
         self._fitters = {port: ParquetDecoder(schemas[port], columns) for port, columns in self._ports.items()}
-        for file in self._files:
-            try:
-                content = read_file(self._storage, self._settings.folder, file)
-            except OSError as error:
-                raise SourceError(f"cannot read the spool file {file.name}: {error}") from error
-            decoded = self._decoder.decode(content.context, content.frames)
-            outcome = _Read(file.name, 0)
-            for rows in self._rows(file.name, decoded):
-                outcome.rows += rows.batch.num_rows
-                budget.records += rows.batch.num_rows + len(rows.bad)
-                yield [rows]
-            outcome.schemas = new_versions({}, versions_of(decoded))
-            budget.bytes_read += file.size_bytes
-            budget.raw_bytes += len(content.frames)
-            self._outcomes.append(outcome)
+        for item in self._inputs:
+            if "begins" in item:
+                yield from self._begin_snapshot(SnapshotBegin.from_json(item), budget)
+            elif "chunk" in item:
+                yield from self._read_chunk(ChunkFile.from_json(item), budget)
+            else:
+                yield from self._read_log(SpoolFile.from_json(item), budget)
+
+    def _read_log(self, file: SpoolFile, budget: Budget) -> Iterator[Sequence[Rows]]:
+        content = self._content(file.name)
+        decoded = self._decoder.decode(content.context, content.frames)
+        outcome = _Read(file.name)
+        yield from self._hand_on(file.name, decoded, outcome, budget)
+        outcome.schemas = new_versions({}, versions_of(decoded))
+        moved = {changes.schema.table for changes in decoded.changes if has_partial_inserts(changes)}
+        if moved:
+            outcome.facts["moved"] = sorted(moved)
+        budget.bytes_read += file.size_bytes
+        budget.raw_bytes += len(content.frames)
+        self._outcomes.append(outcome)
+
+    def _hand_on(self, origin: str, decoded: Decoded, outcome: _Read, budget: Budget) -> Iterator[Sequence[Rows]]:
+        for rows in self._rows(origin, decoded):
+            outcome.rows += rows.batch.num_rows
+            budget.records += rows.batch.num_rows + len(rows.bad)
+            yield [rows]
+
+    def _content(self, name: str) -> Content:
+        return read_file(self._storage, self._settings.folder, name)
 
     def end(self) -> SplitEnd:
         columns = {port: ReadColumns(fitter.schema) for port, fitter in self._fitters.items()}
         return SplitEnd([outcome.to_json() for outcome in self._outcomes], columns)
+
+    # -- chunks ---------------------------------------------------------------------------------------
+
+    def _begin_snapshot(self, begin: SnapshotBegin, budget: Budget) -> Iterator[Sequence[Rows]]:
+        outcome = _Read(begin.path)
+        self._outcomes.append(outcome)
+        if begin.empties:
+            empty = Changes(
+                TableSchema(begin.table, ()),
+                np.array([Op.TRUNCATE], np.uint8),
+                pa.RecordBatch.from_arrays([], names=[]),
+                [],
+                np.zeros(1, np.int64),
+                np.zeros(1, np.int32),
+            )
+            yield from self._hand_on(begin.path, Decoded([empty], [Transaction("", 0, "")], 1), outcome, budget)
+
+    def _read_chunk(self, file: ChunkFile, budget: Budget) -> Iterator[Sequence[Rows]]:
+        outcome = _Read(file.name, facts={"again": "", "seen": 0})
+        self._outcomes.append(outcome)
+        content = self._content(file.name)
+        budget.bytes_read += file.size_bytes
+        budget.raw_bytes += len(content.frames)
+        if not content.context:  # the table is gone
+            return
+        chunk = self._decoder.decode_chunk(content.context, content.frames)
+        if chunk.rows.num_rows != file.rows:
+            raise DamagedError(f"the chunk {file.name} has {chunk.rows.num_rows} rows instead of {file.rows}")
+        unseen, outcome.facts["seen"] = self._find_unseen(file)
+        outcome.facts["again"] = find_again(chunk, unseen)
+        if outcome.facts["again"]:
+            return
+        left = lay_under(chunk.rows, file.key, unseen)
+        changes = Changes(
+            chunk.schema,
+            np.full(len(left.kept), Op.READ, np.uint8),
+            left.rows,
+            left.missing,
+            left.kept,
+            np.zeros(len(left.kept), np.int32),
+            odd=_of_rows(chunk.odd, left.kept),
+        )
+        decoded = Decoded([changes], [self._decoder.place_of_chunk(file.high)], file.rows, chunk.warnings)
+        if len(left.kept):
+            outcome.schemas = versions_of(decoded)
+            yield from self._hand_on(file.name, decoded, outcome, budget)
+
+    def _find_unseen(self, file: ChunkFile) -> tuple[list[Changes], int]:
+        """Return the changes of the chunk's table, in its window, that its snapshot does not surely see; and how many
+        files at the begin of the window have nothing but what it sees."""
+        unseen: list[Changes] = []
+        seen, is_all_seen = 0, True
+        for name in file.window:
+            window = self._open_window(name)
+            sees = self._decoder.sees(file.sees, window.transactions)
+            is_all_seen = is_all_seen and bool(sees.all())
+            seen += is_all_seen
+            if sees.all():
+                continue
+            for changes in window.changes:
+                if changes.schema.table == file.table:
+                    chosen = np.flatnonzero(~sees[changes.transaction])
+                    unseen += [_take(changes, chosen)] if len(chosen) else []
+        return unseen, seen
+
+    def _open_window(self, name: str) -> _Window:
+        if name not in self._windows:
+            content = self._content(name)
+            decoded = self._window_decoder.decode(content.context, content.frames)
+            wanted = [changes for changes in decoded.changes if changes.schema.table in self._chunked]
+            self._windows[name] = _Window(decoded.transactions, wanted)
+        return self._windows[name]
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -196,6 +297,29 @@ def _before_texts(changes: Changes) -> pa.Array:
     if is_delete.any():
         texts = pc.if_else(pa.array(is_delete), json_texts(changes.rows.to_struct_array()), texts)
     return texts
+
+
+def _take(changes: Changes, chosen: npt.NDArray[np.int64]) -> Changes:
+    """Return some of the changes."""
+    return replace(
+        changes,
+        ops=changes.ops[chosen],
+        rows=changes.rows.take(pa.array(chosen)),
+        missing=[mask[chosen] if mask is not None else None for mask in changes.missing],
+        order=changes.order[chosen],
+        transaction=changes.transaction[chosen],
+        before=changes.before.take(pa.array(chosen)) if changes.before is not None else None,
+        odd=_of_rows(changes.odd, chosen),
+    )
+
+
+def _of_rows(odd: Mapping[str, Mapping[int, str]], chosen: npt.NDArray[np.int64]) -> dict[str, dict[int, str]]:
+    """Return the odd values of some rows."""
+    if not odd:
+        return {}
+    places = {int(row): place for place, row in enumerate(chosen)}
+    found = {name: {places[row]: text for row, text in texts.items() if row in places} for name, texts in odd.items()}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def _rescued_texts(odd: Mapping[str, Mapping[int, str]], rows: int) -> pa.Array:

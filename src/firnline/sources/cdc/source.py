@@ -1,24 +1,37 @@
-"""The source that captures changes, in the driver: plans over spool files, which a thread of its own writes."""
+"""The source that captures changes, in the driver: plans over spool files and chunks of tables, which two threads of
+its own write."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
 
 from firnline.checkpoint.ledger import IDLE
 from firnline.errors import ConfigError, FencedError, FirnlineError, SourceError, SourceMovedError
-from firnline.names import spool_parts
-from firnline.sources.base import MAIN_PORT, Backlog, Limits, LogLag, PositionView, Source, SourcePlan, Split
-from firnline.sources.cdc.log import LogStream
+from firnline.names import chunk_parts, spool_parts
+from firnline.sources.base import (
+    MAIN_PORT,
+    Backlog,
+    Limits,
+    LogLag,
+    PositionView,
+    SnapshotProgress,
+    Source,
+    SourcePlan,
+    Split,
+)
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin
+from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
-from firnline.sources.cdc.position import LogPosition
+from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.reader_settings import LogReaderSettings
 from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion, new_versions
-from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_names, read_facts
+from firnline.sources.cdc.snapshots import Asked, SnapshotTaker
+from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_all, list_names, read_facts
 from firnline.sources.cdc.spooling import Spooler, SpoolSettings
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.storage import Storage, open_storage
@@ -28,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 NO_LIMIT = 1 << 62
 FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
+
+Input = SpoolFile | ChunkFile | SnapshotBegin
 
 
 class LogSource(Source):
@@ -60,6 +75,8 @@ class LogSource(Source):
         self._moved = moved
         self._settings = SpoolSettings(max_ahead_bytes=options.spool.max_bytes)
         self._spooler: Spooler | None = None
+        self._taker: SnapshotTaker | None = None
+        self._asked: dict[str, Asked] = {}  # snapshots that people asked for, by request
         self._check_holder: Callable[[], None] | None = None
         self._until: Json = None  # once: where the server's log ended when the run began
         self._end_stream: LogStream | None = None
@@ -71,6 +88,10 @@ class LogSource(Source):
     @abstractmethod
     def open_stream(self) -> LogStream:
         """Return a stream that is not open yet."""
+
+    def open_tables(self) -> TableReader | None:
+        """Return a reader of tables that has no connection yet; None if this kind reads none."""
+        return None
 
     @abstractmethod
     def describe_place(self, place: Json) -> dict[str, Json]:
@@ -165,6 +186,9 @@ class LogSource(Source):
 
     def _stop_spooler(self) -> None:
         spooler, self._spooler = self._spooler, None
+        taker, self._taker = self._taker, None
+        if taker is not None:
+            taker.stop()
         if spooler is not None:
             spooler.stop()
 
@@ -211,68 +235,108 @@ class LogSource(Source):
             if self._once:
                 self._until = self._log_end()
         spooler = self._spooler
-        files = spooler.files_after(known.spool, FIRST_WAIT_SECONDS)
-        while not files and self._once and not spooler.has_all_until(self._until):
+        taker = self._follow_tables(spooler, known)
+        chosen = self._choose(spooler, taker, known, limits)
+        while not chosen and self._once and not self._has_all(spooler, taker, known):
             if spooler.lost is not None:
                 raise SourceError(spooler.lost)
-            files = spooler.files_after(known.spool, FIRST_WAIT_SECONDS)
-        if not files:  # the last ones may have come between the two questions
-            files = spooler.files_after(known.spool, 0.0)
-        chosen = _take(files, limits)
-        if not chosen:
+            chosen = self._choose(spooler, taker, known, limits)
+        if not chosen:  # the last ones may have come between the two questions
+            chosen = self._choose(spooler, taker, known, limits, wait_seconds=0.0)
+        return self._make_plan(position, chosen, limits.parallelism) if chosen else None
+
+    def _follow_tables(self, spooler: Spooler, known: LogPosition) -> SnapshotTaker | None:
+        """Read the rows of tables on behind a position; None before the first epoch, which says where the log is."""
+        if known.place is None:
             return None
-        return self._make_plan(position, chosen, limits.parallelism)
+        if self._taker is None:
+            tables = self.open_tables()
+            if tables is None:
+                return None
+            assert self._check_holder is not None
+            self._taker = SnapshotTaker(
+                tables,
+                spooler,
+                self.storage,
+                self._folder,
+                mode=self._options.snapshot,
+                check_holder=self._check_holder,
+                name=self.name,
+            )
+            for asked in self._asked.values():
+                self._taker.ask(asked)
+            self._taker.start()
+        self._taker.follow(known)
+        return self._taker
+
+    def _choose(
+        self,
+        spooler: Spooler,
+        taker: SnapshotTaker | None,
+        known: LogPosition,
+        limits: Limits,
+        wait_seconds: float = FIRST_WAIT_SECONDS,
+    ) -> list[Input]:
+        """Choose the inputs of a slice: snapshots that begin and chunks first, then spool files."""
+        files = _take(spooler.files_after(known.spool, wait_seconds), limits)
+        if taker is None:
+            return list(files)
+        end = files[-1].number if files else known.spool
+        begins = taker.begins(known)
+        anew = {one.table for one in begins}
+        chunks = [one for one in taker.ready(known, end) if one.table not in anew]
+        return [*begins, *_take_chunks(chunks, limits), *files]
+
+    def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
+        """Return whether a run with `once` has read everything."""
+        return spooler.has_all_until(self._until) and (taker is None or taker.is_done(known))
 
     def _log_end(self) -> Json:
         if self._end_stream is None:
             self._end_stream = self.open_stream()
         return self._end_stream.end_position()
 
-    def _make_plan(self, position: Json, files: Sequence[SpoolFile], parallelism: int) -> SourcePlan:
-        tasks = max(1, min(parallelism, len(files)))
-        groups = _share(files, tasks)
-        splits = [Split([file.to_json() for file in group], NO_LIMIT, NO_LIMIT, NO_LIMIT) for group in groups]
-        return SourcePlan(self.name, position, splits, len(files), sum(file.size_bytes for file in files))
+    def _make_plan(self, position: Json, inputs: Sequence[Input], parallelism: int) -> SourcePlan:
+        begins = [one for one in inputs if isinstance(one, SnapshotBegin)]
+        chunks = [one for one in inputs if isinstance(one, ChunkFile)]
+        files = [one for one in inputs if isinstance(one, SpoolFile)]
+        groups: list[list[Input]] = [list(begins)] if begins else []
+        groups += _share(chunks, parallelism) + _share(files, parallelism)
+        splits = [Split([one.to_json() for one in group], NO_LIMIT, NO_LIMIT, NO_LIMIT) for group in groups]
+        size = sum(one.size_bytes for one in chunks) + sum(one.size_bytes for one in files)
+        return SourcePlan(self.name, position, splits, len(inputs), size)
 
     def advance(self, plan: SourcePlan, outcomes: Sequence[Json], epoch: int) -> tuple[Json, list[dict[str, Json]]]:
         by_name = {str(item["path"]): item for item in outcomes}
-        inputs = [item for split in plan.splits for item in split.inputs]
         known = LogPosition.from_json(plan.base, self.kind)
-        records: list[dict[str, Json]] = []
-        schemas = dict(known.schemas)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        for item in inputs:
+        records: list[dict[str, Json]] = []
+        for item in (item for split in plan.splits for item in split.inputs):
             outcome = by_name[str(item["path"])]
-            records.append(
-                {
-                    **item,
-                    **({IDLE: True} if not item["transactions"] and not item["rows"] else {}),
-                    "from": 0,
-                    "to": outcome["rows"],
-                    "status": "committed",
-                    "processed_time": now,
-                    VERSIONS: [one.to_json() for one in _new_versions(schemas, outcome)],
-                }
-            )
-        return self._after(known, records, schemas).to_json(), records
-
-    def _after(
-        self, known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: Mapping[str, str]
-    ) -> LogPosition:
-        last = SpoolFile.from_json(records[-1])
-        return replace(known, place=last.end.place, spool=last.number, schemas=dict(schemas))
+            told = {name: outcome[name] for name in ("again", "seen", "moved") if name in outcome}
+            if not item.get("transactions", 1) and not item["rows"]:
+                told[IDLE] = True
+            record = {**item, "from": 0, "to": outcome["rows"], "status": "committed", "processed_time": now, **told}
+            records.append({**record, VERSIONS: outcome[VERSIONS]})
+            if outcome.get("again"):
+                facts = {"source": self.name, "chunk": item["path"], "reason": outcome["again"]}
+                logger.info("chunk is read again", extra=facts)
+        schemas = dict(known.schemas)
+        for record in _in_log_order(records):
+            record[VERSIONS] = [one.to_json() for one in _new_versions(schemas, record)]
+        return _after(known, records, schemas).to_json(), records
 
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
         known = LogPosition.from_json(position, self.kind)
         if not records:
             return position
         schemas = dict(known.schemas)
-        for record in records:
+        for record in _in_log_order(records):
             _new_versions(schemas, record)
-        return self._after(known, records, schemas).to_json()
+        return _after(known, records, schemas).to_json()
 
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
-        return self._make_plan(position, [SpoolFile.from_json(record) for record in records], parallelism)
+        return self._make_plan(position, [_open_input(record) for record in records], parallelism)
 
     def backlog(self, position: Json) -> Backlog:
         spooler, known = self._spooler, LogPosition.from_json(position, self.kind)
@@ -288,6 +352,35 @@ class LogSource(Source):
     def unreachable(self) -> str | None:
         return self._spooler.lost if self._spooler is not None else None
 
+    # -- snapshots that people ask for ----------------------------------------------------------------
+
+    def table_name(self, words: str) -> str | None:
+        name = words if "." in words else f"{self._default_schema}.{words}"
+        return name if self._tables.covers(name) else None
+
+    def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
+        return {table: one.progress for table, one in LogPosition.from_json(position, self.kind).snapshots.items()}
+
+    def snapshot(self, request: str, table: str, *, where: str, empties: bool) -> None:
+        asked = self._asked.setdefault(request, Asked(request, table, where, empties))
+        if self._taker is not None:
+            self._taker.ask(asked)
+
+    def answered(self, position: Json) -> frozenset[str]:
+        known = LogPosition.from_json(position, self.kind)
+        return frozenset(one.request for one in known.snapshots.values() if one.request)
+
+    def has_answered(self, plan: SourcePlan, request: str) -> bool:
+        begun = [item["begins"]["request"] for split in plan.splits for item in split.inputs if "begins" in item]
+        return request in begun
+
+    def forget_requests(self, names: Iterable[str]) -> None:
+        gone = list(names)
+        for name in gone:
+            self._asked.pop(name, None)
+        if self._taker is not None:
+            self._taker.forget(gone)
+
     # -- after the commit -----------------------------------------------------------------------------
 
     def decided(self, position: Json) -> None:
@@ -297,6 +390,8 @@ class LogSource(Source):
             if self._options.spool.keep == "durable":
                 self._release(known.place)
             spooler.forget(known.spool)
+        if self._taker is not None:
+            self._taker.forget_decided(known)
 
     def _release(self, place: Json) -> None:
         """Let the server forget its log up to a place, now or when the stream is opened."""
@@ -305,14 +400,13 @@ class LogSource(Source):
             self._spooler.release(place)
 
     def acknowledge(self, position: Json) -> None:
-        """Delete spool files that no rollback needs any more."""
+        """Delete spool files and chunks that no rollback needs any more."""
         known = LogPosition.from_json(position, self.kind)
-        number = known.spool
         if self._options.spool.keep == "cache" and known.place is not None:
             self._release(known.place)
         storage = self.storage
-        names = list_names(storage, self._folder)
-        delete_files(storage, self._folder, [name for name in names if (spool_parts(name) or (0,))[0] <= number])
+        names = list_all(storage, self._folder)
+        delete_files(storage, self._folder, [name for name in names if _is_past(name, known)])
 
     def reader_settings(self) -> dict[str, Json]:
         return LogReaderSettings(
@@ -326,8 +420,9 @@ class LogSource(Source):
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
     ) -> list[str]:
-        names = set(list_names(self.storage, self._folder))
-        gone = [f"{record['path']}: the spool file is gone" for record in records if record["path"] not in names]
+        names = set(list_all(self.storage, self._folder))
+        needed = dict.fromkeys(name for record in records for name in _files_of(record))
+        gone = [f"{name}: the spool file is gone" for name in needed if name not in names]
         if gone and back_to is not None and self._options.spool.keep == "cache":
             place = LogPosition.from_json(back_to, self.kind).place
             if place is not None and self.keeps_from(place):
@@ -335,8 +430,78 @@ class LogSource(Source):
         return gone
 
 
+def _open_input(value: Mapping[str, Json]) -> Input:
+    """Return the input that a record of the ledger names."""
+    if "begins" in value:
+        return SnapshotBegin.from_json(value)
+    return ChunkFile.from_json(value) if "chunk" in value else SpoolFile.from_json(value)
+
+
+def _files_of(record: Mapping[str, Json]) -> list[str]:
+    """Return the files that reading an input again needs."""
+    one = _open_input(record)
+    if isinstance(one, SnapshotBegin):
+        return []
+    return [one.name, *one.window] if isinstance(one, ChunkFile) else [one.name]
+
+
+def _in_log_order(records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Return records in the order in which their schemas came into force: a chunk has that of the end of its epoch."""
+    return sorted(records, key=lambda record: "chunk" in record)
+
+
 def _new_versions(known: dict[str, str], value: Mapping[str, Json]) -> list[SchemaVersion]:
     return new_versions(known, [SchemaVersion.from_json(one) for one in value[VERSIONS]])
+
+
+def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: Mapping[str, str]) -> LogPosition:
+    """Return the position after an epoch with these input records."""
+    snapshots = dict(known.snapshots)
+    place, spool, seen = known.place, known.spool, 0
+    files: list[str] = []
+    for record in records:
+        one = _open_input(record)
+        if isinstance(one, SnapshotBegin):
+            snapshots[one.table] = TableSnapshot(
+                one.snapshot, estimate=one.estimate, where=one.where, request=one.request
+            )
+        elif isinstance(one, ChunkFile):
+            snapshots[one.table] = _after_chunk(snapshots[one.table], one, str(record["again"]))
+            seen = max(seen, int(record["seen"]))
+        else:
+            place, spool = one.end.place, one.number
+            files.append(one.name)
+            for table in record.get("moved", ()):
+                if table in known.running:
+                    begun = snapshots[table]
+                    snapshots[table] = replace(begun, after=None, rows=0, again=begun.again + 1, done=False)
+    after = replace(known, place=place, spool=spool, schemas=dict(schemas), snapshots=snapshots)
+    if not after.running:
+        return replace(after, window=())
+    # The first chunk of a snapshot sees all of the epoch in which the snapshot began.
+    return replace(after, window=(*known.window[seen:], *files) if known.running else ())
+
+
+def _after_chunk(state: TableSnapshot, chunk: ChunkFile, again: str) -> TableSnapshot:
+    if again:
+        return replace(state, again=state.again + 1)
+    rows = state.rows + chunk.rows
+    return replace(state, after=chunk.last, chunks=chunk.number, rows=rows, done=chunk.is_last)
+
+
+def _is_past(name: str, floor: LogPosition) -> bool:
+    """Return whether no epoch behind `floor` needs a file."""
+    log = spool_parts(name)
+    if log is not None:
+        return log[0] <= floor.spool and name not in floor.window
+    chunk = chunk_parts(name)
+    if chunk is None:
+        return False
+    snapshot, number, _ = chunk
+    if int(snapshot[:8]) > floor.serial:
+        return False
+    running = {one.id: one.chunks for one in floor.running.values()}
+    return number <= running.get(snapshot, number)
 
 
 def _take(files: Sequence[SpoolFile], limits: Limits) -> list[SpoolFile]:
@@ -353,13 +518,26 @@ def _take(files: Sequence[SpoolFile], limits: Limits) -> list[SpoolFile]:
     return chosen[:whole]
 
 
-def _share(files: Sequence[SpoolFile], tasks: int) -> list[list[SpoolFile]]:
+def _take_chunks(chunks: Sequence[ChunkFile], limits: Limits) -> list[ChunkFile]:
+    """Choose the chunks of a slice: the first, and more while the limits allow it."""
+    chosen: list[ChunkFile] = []
+    rows, size = 0, 0
+    for chunk in chunks:
+        rows, size = rows + chunk.rows, size + chunk.size_bytes
+        if chosen and (rows > limits.max_events or size > limits.max_bytes):
+            break
+        chosen.append(chunk)
+    return chosen
+
+
+def _share(files: Sequence[SpoolFile] | Sequence[ChunkFile], tasks: int) -> list[list[Input]]:
     """Share files among tasks: contiguous, by size."""
     total = sum(file.size_bytes for file in files)
-    groups: list[list[SpoolFile]] = [[]]
+    tasks = max(1, min(tasks, len(files)))
+    groups: list[list[Input]] = []
     size = 0
     for file in files:
-        if groups[-1] and size + file.size_bytes / 2 > total * len(groups) / tasks:
+        if not groups or size + file.size_bytes / 2 > total * len(groups) / tasks:
             groups.append([])
         groups[-1].append(file)
         size += file.size_bytes

@@ -16,9 +16,9 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from firnline.errors import DamagedError, SourceGapError
+from firnline.errors import DamagedError, SourceError, SourceGapError
 from firnline.faults import fault_point
-from firnline.names import spool_name, spool_parts
+from firnline.names import chunk_parts, spool_name, spool_parts
 from firnline.storage import Storage
 from firnline.types import Json
 
@@ -124,33 +124,40 @@ def write_file(
         "transactions": transactions,
         "committed_at": committed_at,
     }
-    told = json.dumps(facts, sort_keys=True).encode()
-    parts = (content.context, content.frames, told)
-    checksum = _checksum(parts)
-    footer = _FOOTER.pack(*(len(part) for part in parts), _MAGIC)
+    data, checksum = pack(content, json.dumps(facts, sort_keys=True).encode())
     name = spool_name(number, begin.digest, end.digest, checksum)
-    data = b"".join((*parts, footer))
     fault_point("spool.file.before")
     storage.put(f"{folder}/{name}", data)
     fault_point("spool.file.after")
     return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at)
 
 
-def read_file(storage: Storage, folder: str, file: SpoolFile) -> Content:
-    """Read a file that a ledger entry or a plan names.
+def pack(content: Content, facts: bytes) -> tuple[bytes, str]:
+    """Return the bytes of a file, and its checksum."""
+    parts = (content.context, content.frames, facts)
+    footer = _FOOTER.pack(*(len(part) for part in parts), _MAGIC)
+    return b"".join((*parts, footer)), _checksum(parts)
+
+
+def read_file(storage: Storage, folder: str, name: str) -> Content:
+    """Read a file, of the log or a chunk, that a ledger entry or a plan names.
 
     Raises:
         SourceGapError: it is gone.
         DamagedError: it is not what was written.
+        SourceError: it cannot be read now.
     """
     try:
-        data = storage.get(f"{folder}/{file.name}")
+        data = storage.get(f"{folder}/{name}")
     except FileNotFoundError:
         raise SourceGapError(
-            f"the spool file {file.name} is gone",
+            f"the spool file {name} is gone",
             hint="Restore it from a backup, or capture the tables anew in a pipeline of another name.",
         ) from None
-    context, frames, _ = _split(data, file.name, file.checksum)
+    except OSError as error:
+        raise SourceError(f"cannot read the spool file {name}: {error}") from error
+    checksum = (spool_parts(name) or chunk_parts(name) or ("",))[-1]
+    context, frames, _ = _split(data, name, str(checksum))
     return Content(context, frames)
 
 
@@ -197,9 +204,13 @@ def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
 
 
 def list_names(storage: Storage, folder: str) -> list[str]:
-    """Return the names of all spool files, in the order of their numbers."""
-    found = (stat.name.rpartition("/")[2] for stat in storage.list(folder))
-    return sorted(name for name in found if spool_parts(name) is not None)
+    """Return the names of all spool files of the log, in the order of their numbers."""
+    return sorted(name for name in list_all(storage, folder) if spool_parts(name) is not None)
+
+
+def list_all(storage: Storage, folder: str) -> list[str]:
+    """Return the names of all files, of the log and of chunks."""
+    return [stat.name.rpartition("/")[2] for stat in storage.list(folder)]
 
 
 def follow(names: Sequence[str], number: int, begin: Mark) -> Iterator[str]:

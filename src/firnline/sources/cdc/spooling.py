@@ -52,6 +52,15 @@ class _Open:
         self.open_rows = piece.open_rows
 
 
+class Awaited:
+    """A place of the log that somebody waits for. `file`: the spool file with which everything before it is in files;
+    None until then."""
+
+    def __init__(self, place: Json) -> None:
+        self.place = place
+        self.file: int | None = None
+
+
 class Spooler:
     """Keeps a stream open and spools it. Files are handed to plans in the order of the log."""
 
@@ -85,6 +94,7 @@ class Spooler:
         self._failure: FirnlineError | None = None
         self._lost: str | None = None  # why there is no connection
         self._connected = False
+        self._awaited: list[Awaited] = []
         self._released: Json = None  # up to where the server may forget its log
         self._acknowledged: Json = None  # what it was told of that on this connection
         self._thread = threading.Thread(target=self._run, name=f"firnline log {name}", daemon=True)
@@ -132,6 +142,13 @@ class Spooler:
         with self._news:
             self._until = end
             return self._reached
+
+    def wait_for(self, place: Json) -> Awaited:
+        """Wait, in the thread, until everything before `place` is in files, or carries nothing for us."""
+        awaited = Awaited(place)
+        with self._news:
+            self._awaited.append(awaited)
+        return awaited
 
     def forget(self, number: int) -> None:
         """Forget the files up to `number`: they are decided."""
@@ -212,6 +229,7 @@ class Spooler:
             if not opened.frames:
                 idle_since = self._write_if_idle(opened, idle_since)
             self._note_reached(opened)
+            opened = self._note_awaited(opened)
         self._acknowledge()
         self._stream.keep_alive()
 
@@ -290,3 +308,19 @@ class Spooler:
             with self._news:
                 self._reached = reached
                 self._news.notify_all()
+
+    def _note_awaited(self, opened: _Open) -> _Open:
+        """Tell those who wait for a place that the log was read to."""
+        with self._news:
+            awaited = list(self._awaited)
+        reached = [one for one in awaited if self._stream.has_reached(one.place)]
+        if not reached:
+            return opened
+        if opened.cuts:
+            opened = self._write_to_cut(opened)
+        with self._news:
+            for one in reached:
+                one.file = self._number
+            self._awaited = [one for one in self._awaited if one.file is None]
+            self._news.notify_all()
+        return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from firnline.errors import DamagedError
 from firnline.sources.cdc.log import (
     Changes,
+    ChunkRows,
     Column,
     Decoded,
     LogDecoder,
@@ -23,7 +25,10 @@ from firnline.sources.cdc.log import (
 )
 from firnline.sources.postgres import kernel as k
 from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.position import LogPlace
 from firnline.sources.postgres.types import convert, native_type
+from firnline.sources.postgres.visibility import Snapshot
+from firnline.types import Json
 
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -60,6 +65,15 @@ class PostgresDecoder(LogDecoder):
 
     def decode(self, context: bytes, frames: bytes) -> Decoded:
         return _Pass(frames, before=self._before).run(context)
+
+    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+        return _Pass(content, before=False).copied(context)
+
+    def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> Flags:
+        return Snapshot.parse(str(snapshot)).sees([int(one.id) for one in transactions])
+
+    def place_of_chunk(self, high: Json) -> Transaction:
+        return Transaction("", 0, m.format_lsn(LogPlace.from_json(high).lsn))
 
 
 class _Pass:
@@ -112,6 +126,23 @@ class _Pass:
         decode_up_to(rows.shape[1])
         changes.sort(key=lambda item: item[0])
         return Decoded([one for _, one in changes], self._transactions, order, tuple(self._warnings))
+
+    def copied(self, context: bytes) -> ChunkRows:
+        """Decode rows that COPY gave, of the one table that the context describes."""
+        self._take_context(context)
+        if len(self._tables) != 1:
+            raise DamagedError("a chunk does not say of which table it is")
+        (table,) = self._tables.values()
+        columns = len(table.schema.columns)
+        rows = int(np.count_nonzero(self._data == ord("\n")))  # those in values are escaped
+        offsets: Numbers = np.empty((columns, rows), np.int64)
+        lengths: Numbers = np.empty((columns, rows), np.int64)
+        plain: Bytes = np.empty(len(self._data) + k.SLACK, np.uint8)
+        if not columns or k.find_copied(self._data, columns, plain, offsets, lengths) != rows:
+            raise DamagedError(f"a chunk of {table.schema.table} cannot be read")
+        self._data = plain
+        values = self._values(table.schema, (offsets, lengths), None)
+        return ChunkRows(table.schema, values.rows, values.odd, tuple(self._warnings))
 
     # -- context --------------------------------------------------------------------------------------
 
@@ -316,3 +347,4 @@ def warm_up() -> None:
     relation = b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1c\0" + bytea.to_bytes(4, "big") + b"\xff\xff\xff\xff"
     row = b"I" + (1).to_bytes(4, "big") + b"N\0\1t" + (4).to_bytes(4, "big") + b"\\x0a"
     PostgresDecoder().decode(b"", b"".join(pack_frame(message) for message in (begin, relation, row)))
+    PostgresDecoder().decode_chunk(pack_frame(relation), b"\\\\x0a\n")

@@ -231,3 +231,66 @@ def decode_hex(text, ends, out, out_ends):
                 at += 2
         out_ends[row + 1] = to
     return 0
+
+
+@compiled
+def escaped(byte):
+    """Return the byte for which a letter behind a backslash stands in COPY's text; -1 if it stands for none."""
+    if byte == 92:  # the backslash itself
+        return 92
+    if byte == 110:  # n
+        return 10
+    if byte == 116:  # t
+        return 9
+    if byte == 114:  # r
+        return 13
+    if byte == 98:  # b
+        return 8
+    if byte == 102:  # f
+        return 12
+    if byte == 118:  # v
+        return 11
+    return -1
+
+
+@entry
+def find_copied(data, columns, out, offsets, lengths):
+    """Find the values of rows in COPY's text: tabs between values, a line per row, `\\N` for null.
+
+    `out`, as long as `data`, gets the values without escapes; `offsets` and `lengths` (a line per column) say where.
+    Returns the number of rows, or what is wrong.
+    """
+    at, to, row, end = 0, 0, 0, len(data)
+    while at < end:
+        if row >= offsets.shape[1]:
+            return TOO_MANY
+        for column in range(columns):
+            start = to
+            if at + 2 < end and data[at] == 92 and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
+                offsets[column, row] = 0
+                lengths[column, row] = NULL
+                at += 2
+            else:
+                while True:
+                    if at >= end:
+                        return CUT_OFF
+                    byte = int(data[at])
+                    if byte == 9 or byte == 10:
+                        break
+                    if byte == 92:
+                        at += 1
+                        if at >= end:
+                            return CUT_OFF
+                        byte = escaped(int(data[at]))
+                        if byte < 0:
+                            return BAD_KIND
+                    out[to] = byte
+                    to += 1
+                    at += 1
+                offsets[column, row] = start
+                lengths[column, row] = to - start
+            if data[at] != (10 if column == columns - 1 else 9):
+                return BAD_COLUMNS
+            at += 1
+        row += 1
+    return row

@@ -146,6 +146,19 @@ class Relation:
             raise DamagedError("a relation message cannot be read: it has another length or an unknown identity")
         return cls(number, schema or "pg_catalog", name, identity, tuple(columns))
 
+    def pack(self) -> bytes:
+        """Return the message."""
+        head = _RELATION.pack(b"R", self.id) + _packed(self.schema) + _packed(self.name) + self.identity.encode()
+        columns = [
+            bytes([one.is_key]) + _packed(one.name) + _COLUMN.pack(one.oid, one.modifier) for one in self.columns
+        ]
+        return head + _COUNT.pack(len(columns)) + b"".join(columns)
+
+
+def pack_type(oid: int, schema: str, name: str) -> bytes:
+    """Return the message that names a type."""
+    return _RELATION.pack(b"Y", oid) + _packed(schema) + _packed(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
@@ -162,6 +175,10 @@ class Truncate:
         if len(data) != _TRUNCATE.size + 4 * count:
             raise DamagedError("a truncate message has a wrong length")
         return cls(struct.unpack_from(f"!{count}I", data, _TRUNCATE.size))
+
+
+def _packed(text: str) -> bytes:
+    return text.encode() + b"\0"
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

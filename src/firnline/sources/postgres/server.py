@@ -53,6 +53,12 @@ class CapturedTable:
     identity: str  # d, n, f, i: what the log says of old rows
     primary_key: tuple[str, ...]
     rows: int  # the server's own estimate
+    identity_key: tuple[str, ...] = ()  # of the index that the log names old rows by
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which changes name a row; empty if there are none."""
+        return self.identity_key if self.identity == "i" else self.primary_key
 
     @property
     def has_identity(self) -> bool:
@@ -160,15 +166,19 @@ class PostgresServer:
                    (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
                            CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
                            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-                    WHERE i.indrelid = c.oid AND i.indisprimary AND k.attnum > 0)
+                    WHERE i.indrelid = c.oid AND i.indisprimary AND k.place <= i.indnkeyatts),
+                   (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
+                           CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
+                           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                    WHERE i.indrelid = c.oid AND i.indisreplident AND k.place <= i.indnkeyatts)
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE (c.relkind = 'p' OR c.relkind = 'r' AND NOT c.relispartition) AND c.relpersistence = 'p'
               AND n.nspname NOT IN ('pg_catalog', 'information_schema', %s) AND n.nspname NOT LIKE 'pg\\_%%'
             ORDER BY 1, 2"""
         with self.session() as db:
             found = [
-                CapturedTable(f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)))
-                for schema, name, identity, rows, key in db.execute(query, (OWN_SCHEMA,)).fetchall()
+                CapturedTable(f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)), tuple(index or ()))
+                for schema, name, identity, rows, key, index in db.execute(query, (OWN_SCHEMA,)).fetchall()
             ]
         return [table for table in found if patterns.covers(table.name)]
 

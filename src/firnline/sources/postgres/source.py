@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from firnline.errors import SlotLagError
 from firnline.sources.base import Limits, LogLag, SourcePlan
-from firnline.sources.cdc.log import LogStream
+from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres.messages import format_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
 from firnline.sources.postgres.server import PostgresServer
 from firnline.sources.postgres.stream import PostgresStream
+from firnline.sources.postgres.tables import PostgresTables
 from firnline.types import Json
 
 
@@ -37,6 +38,17 @@ class PostgresSource(LogSource):
             creates=options.publication is None,
             name=f"firnline {options.name}",
             may_end_others=self.owns_pipeline,
+        )
+
+    def open_tables(self) -> TableReader:
+        options = self._postgres
+        assert options.slot is not None
+        return PostgresTables(
+            self._server,
+            options.publication or options.slot,
+            self._tables,
+            creates=options.publication is None,
+            name=f"firnline {options.name}",
         )
 
     def describe_place(self, place: Json) -> dict[str, Json]:

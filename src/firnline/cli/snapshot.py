@@ -1,0 +1,109 @@
+"""`firnline snapshot`: reads the rows of a captured table again, and shows how far tables have been read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from firnline.cli.common import Common, Spec, load_pipeline
+from firnline.cli.consent import Consent, Flag
+from firnline.cli.table import Column
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.run.open_pipeline import OpenPipeline
+
+EPILOGUE = """\
+A source that captures changes reads the rows of a table once, in chunks, while
+its changes go on. --table reads them again: the run that is alive, or the next
+one, begins in its next epoch. Rows come as changes with _op read; a sink that
+upserts overwrites what it has. A row that the database no longer has stays in
+such a sink, unless --empty takes all rows of the table away first, in the same
+epoch. Without --table the command lists tables, and changes nothing.
+
+Output (JSON: pipeline, tables [...] with these fields):
+  source, table, state (asked, running, done), rows (read so far), estimate (of
+  all rows, by the server; null when done), chunks
+  With --table: pipeline, done, source, table, where, empty
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of the spec
+
+Examples:
+  firnline snapshot
+  firnline snapshot --table orders --yes
+  firnline snapshot --table orders --where "created_at > '2026-01-01'" --yes
+  firnline snapshot --table sales.orders --empty --dry-run
+"""
+COLUMNS = (
+    Column("table"),
+    Column("state"),
+    Column("rows", right=True),
+    Column("of about", "estimate", right=True, drop=1),
+    Column("chunks", right=True, drop=2),
+    Column("source", drop=3),
+)
+
+app = App(name="snapshot", help_epilogue=EPILOGUE)
+
+
+@app.default
+def snapshot(
+    spec: Spec = None,
+    *,
+    table: Annotated[str, Parameter(help="Read this table again, with or without its schema. [default: list]")] = "",
+    source: Annotated[str, Parameter(help="The source that captures it. [default: the one that does]")] = "",
+    where: Annotated[str, Parameter(help="Only rows for which this condition in SQL holds. [default: all]")] = "",
+    empty: Annotated[bool, Flag, Parameter(help="Take the rows that sinks have of the table away first.")] = False,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Read the rows of a captured table again while its changes go on, or list how far tables have been read."""
+    if not table and (where or empty or source or consent.yes or consent.dry_run):
+        raise ConfigError("--where, --empty, --source, --yes and --dry-run belong to --table", hint="--table NAME")
+    if where and empty:
+        raise ConfigError("--empty takes all rows away, and --where reads some of them", hint="Leave one of them out.")
+    pipeline = load_pipeline(spec)
+    if table:
+        return _ask(pipeline, table, source, where, empty=empty, consent=consent, common=common)
+    from firnline.history.snapshots import load_progress
+
+    rows = [one.to_json() for one in load_progress(pipeline)]
+    if common.json:
+        common.out.json({"pipeline": pipeline.options.name, "tables": rows})
+    elif rows:
+        common.out.table(COLUMNS, rows)
+    else:
+        common.out.sentence("No table has been read.")
+    return 0
+
+
+def _ask(
+    pipeline: OpenPipeline, words: str, source: str, where: str, *, empty: bool, consent: Consent, common: Common
+) -> int:
+    from firnline.history.snapshots import find_table
+    from firnline.history.store import on_record
+
+    owner, table = find_table(pipeline, words, source)
+    facts = {"pipeline": pipeline.options.name, "source": owner, "table": table, "where": where, "empty": empty}
+    if not common.json:
+        rows = f"the rows of {table} for which {where} holds" if where else f"all rows of {table}"
+        common.out.sentence(f"Source {owner} reads {rows} again, while changes go on.")
+        common.out.sentence(
+            "Sinks that hold the state of the table lose its rows first."
+            if empty
+            else "Sinks that upsert overwrite their rows; sinks that append get each row once more."
+        )
+    elif not consent.decided:
+        common.out.json({**facts, "done": False})
+    if not consent.is_given(f"Read {table} again", common.out):
+        return 0
+    run, newest = pipeline.ids.new(), pipeline.load().epoch
+    with on_record(pipeline, "snapshot", run, from_epoch=newest, to_epoch=None, source=owner, table=table, where=where):
+        pipeline.requests.ask_snapshot(table, owner, where=where, empties=empty, ids=pipeline.ids)
+    if common.json:
+        common.out.json({**facts, "done": True})
+    else:
+        common.out.line("the next epoch begins it: firnline snapshot")
+    return 0

@@ -1,0 +1,74 @@
+"""The snapshots of captured tables: how far the rows have been read that were there before their changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firnline.errors import ConfigError
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.sources.base import SnapshotProgress
+from firnline.types import Json
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far the snapshot of a table has come."""
+
+    source: str
+    table: str
+    snapshot: SnapshotProgress | None  # None: it has not begun
+    asked: bool  # somebody asked for another one, which has not begun
+
+    @property
+    def state(self) -> str:
+        """One of asked, running, done."""
+        if self.asked or self.snapshot is None:
+            return "asked"
+        return "done" if self.snapshot.done else "running"
+
+    def to_json(self) -> dict[str, Json]:
+        known = self.snapshot
+        return {
+            "source": self.source,
+            "table": self.table,
+            "state": self.state,
+            "rows": known.rows if known is not None else 0,
+            "estimate": known.estimate or None if known is not None and not known.done else None,
+            "chunks": known.chunks if known is not None else 0,
+        }
+
+
+def load_progress(pipeline: OpenPipeline) -> list[TableProgress]:
+    """Return the snapshots of all captured tables that have begun or that somebody asked for."""
+    checkpoint = pipeline.load().checkpoint
+    requests = [request for request in pipeline.requests.load() if request.kind == "snapshot"]
+    found: list[TableProgress] = []
+    for source in pipeline.sources:
+        position = checkpoint.positions.get(source.name) if checkpoint is not None else None
+        known = source.snapshots(position) if position is not None else {}
+        begun = {one.request for one in known.values()}
+        asked = {one.path for one in requests if one.source == source.name and one.id not in begun}
+        for table in sorted({*known, *asked}):
+            found.append(TableProgress(source.name, table, known.get(table), table in asked))
+    return found
+
+
+def find_table(pipeline: OpenPipeline, table: str, source: str = "") -> tuple[str, str]:
+    """Return the name of the source that captures a table, and the table's full name.
+
+    Raises:
+        ConfigError: none does, or several do.
+    """
+    found = [
+        (one.name, name)
+        for one in pipeline.sources
+        if source in ("", one.name) and (name := one.table_name(table)) is not None
+    ]
+    if not found:
+        raise ConfigError(
+            f"no source captures the table {table}",
+            hint="Add it to `tables` of a source. firnline snapshot lists the tables that have been read.",
+        )
+    if len(found) > 1:
+        raise ConfigError(f"several sources capture the table {table}", hint=f"Name one: --source {found[0][0]}")
+    return found[0]

@@ -1,0 +1,393 @@
+"""Reads the rows of tables that were there before, chunk by chunk, in a thread of its own, while the log goes on.
+
+Chunks lie in files beside the spool files, durable before an epoch is decided. What was read and not decided when a run
+ends is read again by the next one: a kill repeats a few chunks. Snapshots of the database are taken one after the
+other, and chunks are given on in that order, so that each sees at least what those before it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from firnline.clock import monotonic
+from firnline.errors import FirnlineError, SinkError, SourceError
+from firnline.faults import fault_point
+from firnline.names import chunk_name
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin
+from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.position import LogPosition, TableSnapshot
+from firnline.sources.cdc.spool import Content, pack
+from firnline.sources.cdc.spooling import Awaited, Spooler
+from firnline.storage import Storage
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["initial", "never", "always"]
+
+CHUNK_ROWS = 50_000
+MAX_AHEAD = 4  # chunks that were read and that no epoch has given on
+LOOK_SECONDS = 30.0  # between two looks for tables that are new
+WAIT_SECONDS = 0.1
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to read a table
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A snapshot that a person asked for."""
+
+    request: str
+    table: str
+    where: str = ""
+    empties: bool = False
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """Where the reading of a table goes on."""
+
+    state: TableSnapshot  # of the last chunk that was read
+    barrier: Json = None
+    has_barrier: bool = False
+    failures: int = 0
+    not_before: float = 0.0
+    error: FirnlineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A chunk that was read, and the log that it waits for."""
+
+    file: ChunkFile
+    reached: Awaited
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the thread and plans share, under one lock."""
+
+    position: LogPosition | None = None  # of the newest plan
+    tables: dict[str, TableFacts] | None = None  # that exist; None: nobody has looked yet
+    cursors: dict[str, _Cursor] = field(default_factory=dict)  # by id of the snapshot
+    taken: list[_Taken] = field(default_factory=list)  # in the order of their snapshots
+    asked: dict[str, Asked] = field(default_factory=dict)  # by request
+    made: set[str] = field(default_factory=set)  # ids of this run
+    error: FirnlineError | None = None  # of the last look at the tables
+
+
+class SnapshotTaker:
+    """Takes the snapshots of one source."""
+
+    def __init__(
+        self,
+        reader: TableReader,
+        spooler: Spooler,
+        storage: Storage,
+        folder: str,
+        *,
+        mode: Mode,
+        check_holder: Callable[[], None],
+        name: str,
+    ) -> None:
+        self._reader = reader
+        self._spooler = spooler
+        self._storage = storage
+        self._folder = folder
+        self._mode = mode
+        self._check_holder = check_holder
+        self._name = name
+        self._shared = _Shared()
+        self._news = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"firnline tables {name}", daemon=True)
+
+    # -- for plans ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; it closes its connections."""
+        self._stopping.set()
+        with self._news:
+            self._news.notify_all()
+        self._thread.join(LONGEST_PAUSE_SECONDS)
+
+    def ask(self, asked: Asked) -> None:
+        """Take note of a snapshot that a person asked for. Repeatable."""
+        with self._news:
+            self._shared.asked.setdefault(asked.request, asked)
+            self._news.notify_all()
+
+    def forget(self, requests: Sequence[str]) -> None:
+        """Forget what a person asked for: the epoch that begins it is committed."""
+        with self._news:
+            for request in requests:
+                self._shared.asked.pop(request, None)
+
+    def follow(self, position: LogPosition) -> None:
+        """Read on behind a position, that of the newest plan. One that went back makes chunks that were taken count
+        again, or be read again."""
+        with self._news:
+            shared = self._shared
+            shared.position = position
+            running = {one.id: one for one in position.running.values()}
+            for id_, one in running.items():
+                cursor = shared.cursors.get(id_)
+                numbers = {taken.file.number for taken in shared.taken if taken.file.snapshot == id_}
+                if (
+                    cursor is None
+                    or cursor.state.again != one.again
+                    or not numbers.issuperset(range(one.chunks + 1, cursor.state.chunks + 1))
+                    or cursor.state.chunks < one.chunks
+                ):
+                    shared.taken = [taken for taken in shared.taken if taken.file.snapshot != id_]
+                    shared.cursors[id_] = _Cursor(one)
+            shared.cursors = {id_: cursor for id_, cursor in shared.cursors.items() if id_ in running}
+            shared.taken = [taken for taken in shared.taken if taken.file.snapshot in running]
+            self._news.notify_all()
+
+    def forget_decided(self, position: LogPosition) -> None:
+        """Forget chunks up to a position: its epoch is decided."""
+        with self._news:
+            done = position.snapshots
+            self._shared.taken = [
+                one
+                for one in self._shared.taken
+                if (state := done.get(one.file.table)) is None
+                or state.id != one.file.snapshot
+                or not (state.done or one.file.number <= state.chunks)
+            ]
+
+    def begins(self, position: LogPosition) -> list[SnapshotBegin]:
+        """Return the snapshots that the next epoch begins."""
+        with self._news:
+            shared = self._shared
+            if shared.tables is None:
+                return []
+            chosen: dict[str, Asked | None] = {}
+            for table in shared.tables.values():
+                if not table.key:
+                    continue
+                known = position.snapshots.get(table.name)
+                is_new = known is None and self._mode != "never"
+                if is_new or (self._mode == "always" and (known is None or known.id not in shared.made)):
+                    chosen[table.name] = None
+            answered = {one.request for one in position.snapshots.values()}
+            for asked in shared.asked.values():
+                if asked.request not in answered and asked.table in shared.tables and shared.tables[asked.table].key:
+                    chosen[asked.table] = asked
+            serial, begins = position.serial, []
+            for name, asked_for in sorted(chosen.items()):
+                serial += 1
+                id_ = f"{serial:08d}-{secrets.token_hex(4)}"
+                shared.made.add(id_)
+                begin = SnapshotBegin(name, id_, shared.tables[name].rows)
+                if asked_for is not None:
+                    begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=asked_for.empties)
+                begins.append(begin)
+            return begins
+
+    def ready(self, position: LogPosition, end: int) -> list[ChunkFile]:
+        """Return the chunks that may be given on behind a position, by an epoch whose last spool file is `end`."""
+        found: list[ChunkFile] = []
+        states = dict(position.running)
+        with self._news:
+            for taken in self._shared.taken:
+                file, state = taken.file, states.get(taken.file.table)
+                if state is None or state.id != file.snapshot or file.number <= state.chunks:
+                    continue
+                if file.number != state.chunks + 1 or taken.reached.file is None or taken.reached.file > end:
+                    break
+                found.append(file.under(position.window))
+                states[file.table] = replace(state, chunks=file.number)
+        return found
+
+    def is_done(self, position: LogPosition) -> bool:
+        """Return whether all tables have been read.
+
+        Raises:
+            FirnlineError: why a table cannot be read.
+        """
+        with self._news:
+            shared = self._shared
+            failing = [cursor.error for cursor in shared.cursors.values() if cursor.error is not None]
+            error = shared.error or (failing[0] if failing else None)
+            if error is not None:
+                raise error
+            if shared.tables is None or position.running:
+                return False
+        return not self.begins(position)
+
+    def troubles(self) -> dict[str, str]:
+        """Return why tables cannot be read now, by table."""
+        with self._news:
+            shared, names = self._shared, self._names()
+            found = {
+                names[id_]: cursor.error.message
+                for id_, cursor in shared.cursors.items()
+                if cursor.error is not None and id_ in names
+            }
+            return found | ({"": shared.error.message} if shared.error is not None else {})
+
+    def _names(self) -> dict[str, str]:
+        position = self._shared.position
+        return {one.id: table for table, one in position.running.items()} if position is not None else {}
+
+    # -- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        looked_at, failures = 0.0, 0
+        try:
+            while not self._stopping.is_set():
+                if monotonic() >= looked_at:
+                    failures = 0 if self._look() else failures + 1
+                    looked_at = monotonic() + (_pause(failures) if failures else LOOK_SECONDS)
+                if not self._read_next():
+                    with self._news:
+                        if not self._stopping.is_set():
+                            self._news.wait(WAIT_SECONDS)
+        finally:
+            self._reader.close()
+
+    def _look(self) -> bool:
+        """Look which tables there are, and make the log have the changes of those that are new."""
+        try:
+            self._check_holder()
+            tables = {table.name: table for table in self._reader.find_tables()}
+            with self._news:
+                known = self._shared.tables
+            if known is None or tables.keys() - known.keys():
+                self._reader.prepare(list(tables))
+        except FirnlineError as error:
+            self._note_error(error)
+            return False
+        with self._news:
+            for name in tables.keys() - (known or {}).keys():
+                if not tables[name].key:
+                    logger.warning(
+                        "table without a key: rows that are there already are not read",
+                        extra={"source": self._name, "table": name},
+                    )
+            self._shared.tables, self._shared.error = tables, None
+            self._news.notify_all()
+        return True
+
+    def _note_error(self, error: FirnlineError) -> None:
+        with self._news:
+            if self._shared.error is None:
+                logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(error)})
+            self._shared.error = error
+
+    def _read_next(self) -> bool:
+        """Read the next chunk of the first table that has one; returns whether there was one."""
+        with self._news:
+            shared = self._shared
+            position, names = shared.position, self._names()
+            if position is None or self._ahead(position) >= MAX_AHEAD:
+                return False
+            now = monotonic()
+            chosen = next(
+                (
+                    (names[id_], cursor)
+                    for id_, cursor in shared.cursors.items()
+                    if id_ in names and not cursor.state.done and cursor.not_before <= now
+                ),
+                None,
+            )
+        if chosen is None:
+            return False
+        table, cursor = chosen
+        try:
+            self._check_holder()
+            return self._read(table, cursor, position)
+        except (SourceError, SinkError) as error:
+            self._put_off(table, cursor, error)
+        except OSError as error:
+            self._put_off(table, cursor, SourceError(f"the chunk cannot be written: {error}"))
+        except FirnlineError as error:
+            with self._news:
+                cursor.error, cursor.not_before = error, monotonic() + LONGEST_PAUSE_SECONDS
+        return True
+
+    def _ahead(self, position: LogPosition) -> int:
+        states = position.running
+        return sum(
+            1
+            for one in self._shared.taken
+            if (state := states.get(one.file.table)) is None or one.file.number > state.chunks
+        )
+
+    def _put_off(self, table: str, cursor: _Cursor, error: FirnlineError) -> None:
+        cursor.failures += 1
+        if cursor.error is None:
+            facts = {"source": self._name, "table": table, "reason": str(error)}
+            logger.warning("table cannot be read, trying again", extra=facts)
+        with self._news:
+            cursor.error, cursor.not_before = error, monotonic() + _pause(cursor.failures)
+            self._shared.cursors[cursor.state.id] = self._shared.cursors.pop(cursor.state.id, cursor)  # others first
+
+    def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> bool:
+        state = cursor.state
+        if not state.chunks and not cursor.has_barrier:
+            cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
+        barrier = cursor.barrier if not state.chunks else None
+        try:
+            chunk = self._reader.read_chunk(table, state.after, CHUNK_ROWS, barrier=barrier, where=state.where)
+        except TableGoneError:
+            logger.warning("table is gone, its snapshot ends", extra={"source": self._name, "table": table})
+            chunk = Chunk(b"", b"", 0, (), state.after, True, None, position.place)
+        if chunk is None:
+            self._put_off_barrier(table, cursor)
+            return True
+        file = self._write(table, state, chunk)
+        reached = self._spooler.wait_for(chunk.high)
+        with self._news:
+            cursor.failures, cursor.error = 0, None
+            if self._shared.cursors.get(state.id) is cursor:
+                rows = state.rows + chunk.rows
+                cursor.state = replace(state, after=chunk.last, chunks=file.number, rows=rows, done=chunk.is_last)
+                self._shared.taken.append(_Taken(file, reached))
+        return True
+
+    def _put_off_barrier(self, table: str, cursor: _Cursor) -> None:
+        if not cursor.failures:
+            logger.info("snapshot waits for open transactions to end", extra={"source": self._name, "table": table})
+        cursor.failures += 1
+        with self._news:
+            cursor.not_before = monotonic() + min(WAIT_SECONDS * 2.0 ** min(cursor.failures, 16), 5.0)
+
+    def _write(self, table: str, state: TableSnapshot, chunk: Chunk) -> ChunkFile:
+        facts: Mapping[str, Json] = {"table": table, "rows": chunk.rows, "last": chunk.last}
+        data, checksum = pack(Content(chunk.context, chunk.content), json.dumps(facts, sort_keys=True).encode())
+        name = chunk_name(state.id, state.chunks + 1, checksum)
+        fault_point("spool.chunk.before")
+        self._storage.put(f"{self._folder}/{name}", data)
+        fault_point("spool.chunk.after")
+        return ChunkFile(
+            name,
+            table,
+            state.id,
+            state.chunks + 1,
+            state.again,
+            chunk.key,
+            chunk.last,
+            chunk.is_last,
+            chunk.sees,
+            chunk.high,
+            chunk.rows,
+            len(data),
+            checksum,
+        )
+
+
+def _pause(failures: int) -> float:
+    longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
+    return longest * random.uniform(0.8, 1.2)

@@ -1,0 +1,268 @@
+"""Reads tables of a PostgreSQL database chunk by chunk: COPY in a transaction of its own, whose snapshot is known.
+
+The values come as the same text as in the log. A table is described as the log describes it, so that both have one
+schema. COPY takes no lock but the one that every SELECT takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import Connection, IsolationLevel
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from firnline.errors import ConfigError
+from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader, pack_frame
+from firnline.sources.cdc.tables import TablePatterns
+from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.position import LogPlace
+from firnline.sources.postgres.server import PostgresServer, inserts_only
+from firnline.sources.postgres.visibility import Snapshot
+from firnline.types import Json
+
+LOCK_SECONDS = 10  # to wait for somebody who changes the table
+_PAGE_BYTES, _PAGE_HEADERS = 8192, (24, 40)  # of the log
+_FIRST_OWN_TYPE = 10_000  # types from here on are named in the log
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\"}
+
+_TABLE = """
+    SELECT c.oid, c.relkind::text, c.relreplident::text,
+           (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
+                   CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
+                   JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+            WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts
+              AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
+
+_COLUMNS = """
+    SELECT a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL) FROM pg_attribute a
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (%s) ORDER BY a.attnum"""
+
+_ALL_COLUMNS = """
+    SELECT array_agg(a.attname) FROM pg_attribute a
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"""
+
+_PUBLISHED = """
+    SELECT attnames, rowfilter FROM pg_publication_tables
+    WHERE pubname = ANY (%s) AND schemaname = %s AND tablename = %s ORDER BY pubname = %s DESC"""
+
+_BASE_TYPE = """
+    WITH RECURSIVE base AS (
+        SELECT t.* FROM pg_type t WHERE t.oid = %s
+        UNION ALL SELECT t.* FROM pg_type t JOIN base ON t.oid = base.typbasetype AND base.typtype = 'd')
+    SELECT n.nspname, base.typname FROM base JOIN pg_namespace n ON n.oid = base.typnamespace
+    WHERE base.typtype <> 'd'"""
+
+_END = """
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"""
+
+
+class PostgresTables(TableReader):
+    """Reads the tables of one source."""
+
+    def __init__(
+        self, server: PostgresServer, publication: str, tables: TablePatterns, *, creates: bool, name: str
+    ) -> None:
+        self._server = server
+        self._publication = publication
+        self._tables = tables
+        self._creates = creates
+        self._name = name
+        self._connection: Connection[tuple[Any, ...]] | None = None
+
+    def find_tables(self) -> list[TableFacts]:
+        found = self._server.find_tables(self._tables)
+        if not self._creates:
+            published = self._server.published(self._publication) or {}
+            found = [table for table in found if table.name in published]
+        return [TableFacts(table.name, table.key, table.rows) for table in found]
+
+    def prepare(self, tables: Sequence[str]) -> None:
+        if not self._creates:
+            return
+        wanted = [table for table in self._server.find_tables(self._tables) if table.name in tables]
+        self._server.ensure_publication(self._publication, wanted)
+
+    def barrier(self, place: Json) -> Json:
+        """Return the number of the next transaction: all before it have to have ended."""
+        try:
+            row = self._open().execute("SELECT pg_current_snapshot()::text").fetchone()
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+        assert row is not None
+        return Snapshot.parse(str(row[0])).xmax
+
+    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+        try:
+            return self._read(self._open(), table, after, limit, barrier, where)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            raise TableGoneError(table) from None
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> Connection[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self._server.conninfo(f"{self._name} tables"), autocommit=True, prepare_threshold=None
+            )
+            self._connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        return self._connection
+
+    def _failed(self, error: psycopg.Error) -> Exception:
+        self.close()
+        return self._server.translate(error)
+
+    def _read(
+        self, db: Connection[tuple[Any, ...]], table: str, after: Json, limit: int, barrier: Json, where: str
+    ) -> Chunk | None:
+        schema, name = table.split(".", 1)
+        with db.transaction():
+            db.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+            db.execute("SET LOCAL statement_timeout = 0")
+            # Takes no snapshot. Whoever changes the table has to wait now, and what they did before is seen.
+            db.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(Identifier(schema, name)))
+            row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
+            assert row is not None
+            snapshot = str(row[0])
+            if barrier is not None and Snapshot.parse(snapshot).xmin < int(barrier):
+                return None
+            described = self._describe(db, schema, name)
+            content, rows = self._copy(db, described.select(after, limit, where))
+            last = described.last_key(content) if rows else after
+        row = db.execute(_END).fetchone()
+        assert row is not None
+        return Chunk(
+            described.context(),
+            content,
+            rows,
+            described.key,
+            last,
+            rows < limit,
+            snapshot,
+            LogPlace(_at_page(m.parse_lsn(str(row[0])))).to_json(),
+        )
+
+    def _describe(self, db: Connection[tuple[Any, ...]], schema: str, name: str) -> _Described:
+        row = db.execute(_TABLE, (schema, name)).fetchone()
+        if row is None:
+            raise TableGoneError(f"{schema}.{name}")
+        oid, kind, identity, key = row
+        if not key:
+            raise ConfigError(f"{self._server.place}: {schema}.{name} has no key by which it could be read in chunks")
+        columns, condition = self._published(db, oid, schema, name)
+        found = db.execute(_COLUMNS, (oid, columns)).fetchall()
+        keys = set(key) if identity in "di" else {one[0] for one in found} if identity == "f" else set()
+        relation = m.Relation(
+            oid,
+            schema,
+            name,
+            identity,
+            tuple(m.RelationColumn(one[0], one[1], one[2], one[0] in keys) for one in found),
+        )
+        types = {one[1]: self._base_type(db, one[1]) for one in found if one[1] >= _FIRST_OWN_TYPE}
+        casts = {one[0]: str(one[3]) for one in found}
+        missing = [column for column in key if column not in casts]
+        if missing:
+            raise ConfigError(
+                f"{self._server.place}: the publication lacks {missing[0]}, a key column of {schema}.{name}"
+            )
+        return _Described(relation, types, tuple(key), casts, condition, is_root=kind == "p")
+
+    def _published(
+        self, db: Connection[tuple[Any, ...]], oid: int, schema: str, name: str
+    ) -> tuple[list[str], str | None]:
+        """Return the columns that the publication has, and its condition for rows."""
+        if db.info.server_version >= 150000:
+            names = [self._publication, inserts_only(self._publication)]
+            row = db.execute(_PUBLISHED, (names, schema, name, self._publication)).fetchone()
+            if row is not None:
+                return list(row[0]), row[1]
+        row = db.execute(_ALL_COLUMNS, (oid,)).fetchone()
+        return list(row[0] or ()) if row is not None else [], None
+
+    def _base_type(self, db: Connection[tuple[Any, ...]], oid: int) -> tuple[str, str]:
+        """Return the name that the log gives a type: that of the type below a domain."""
+        row = db.execute(_BASE_TYPE, (oid,)).fetchone()
+        schema, name = row if row is not None else ("", f"type {oid}")
+        return ("" if schema == "pg_catalog" else str(schema)), str(name)
+
+    def _copy(self, db: Connection[tuple[Any, ...]], select: Composed) -> tuple[bytes, int]:
+        parts: list[bytes] = []
+        with db.cursor() as cursor:
+            with cursor.copy(SQL("COPY ({}) TO STDOUT").format(select)) as copy:
+                parts.extend(bytes(block) for block in copy)
+            return b"".join(parts), cursor.rowcount
+
+
+class _Described:
+    """A table as its snapshot has it."""
+
+    def __init__(
+        self,
+        relation: m.Relation,
+        types: dict[int, tuple[str, str]],
+        key: tuple[str, ...],
+        casts: dict[str, str],
+        condition: str | None,
+        *,
+        is_root: bool,
+    ) -> None:
+        self._relation = relation
+        self._types = types
+        self.key = key
+        self._casts = casts  # the type of every column, in SQL
+        self._condition = condition
+        self._is_root = is_root
+
+    def context(self) -> bytes:
+        """Return what the log would say before rows of the table."""
+        messages = [m.pack_type(oid, *names) for oid, names in self._types.items()]
+        return b"".join(pack_frame(message) for message in (*messages, self._relation.pack()))
+
+    def select(self, after: Json, limit: int, where: str) -> Composed:
+        names = [Identifier(column.name) for column in self._relation.columns]
+        key = [Identifier(name) for name in self.key]
+        conditions: list[Composable] = [SQL("({})").format(SQL(text)) for text in (self._condition, where) if text]
+        if after is not None:
+            values = [
+                SQL("{}::{}").format(Literal(str(value)), SQL(self._casts[name]))
+                for name, value in zip(self.key, after, strict=True)
+            ]
+            conditions.append(SQL("({}) > ({})").format(SQL(", ").join(key), SQL(", ").join(values)))
+        return SQL("SELECT {} FROM {}{}{} ORDER BY {} LIMIT {}").format(
+            SQL(", ").join(names),
+            SQL("") if self._is_root else SQL("ONLY "),  # tables that inherit have a log of their own
+            Identifier(self._relation.schema, self._relation.name),
+            SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
+            SQL(", ").join(key),
+            Literal(limit),
+        )
+
+    def last_key(self, content: bytes) -> list[str]:
+        """Return the key of the last row, as PostgreSQL's text."""
+        start = content.rfind(b"\n", 0, len(content) - 1) + 1
+        values = content[start:-1].decode().split("\t")
+        places = {column.name: place for place, column in enumerate(self._relation.columns)}
+        return [_unescape(values[places[name]]) for name in self.key]
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    found, signs = [], iter(text)
+    for sign in signs:
+        found.append(_ESCAPES[next(signs)] if sign == "\\" else sign)
+    return "".join(found)
+
+
+def _at_page(lsn: int) -> int:
+    """Return the end of the log without the header of a page that has nothing yet: the server never sends that far."""
+    behind = lsn % _PAGE_BYTES
+    return lsn - behind if behind in _PAGE_HEADERS else lsn

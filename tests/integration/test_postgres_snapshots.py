@@ -1,0 +1,170 @@
+"""Rows that are in PostgreSQL tables before their changes are captured: read in chunks while the log goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from firnline.history.snapshots import find_table, load_progress
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.cdc import snapshots
+from firnline.sources.cdc.position import LogPosition
+from tests.support.captured import ORDERS, Capturing, captured, check_current, execute, history, query, wait_until
+from tests.support.pipelines import run_to_end
+
+
+@pytest.fixture
+def database(postgres: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(snapshots, "CHUNK_ROWS", 100)
+    execute(postgres, ORDERS)
+    return postgres
+
+
+def position(options: PipelineOptions) -> LogPosition:
+    checkpoint = open_pipeline(options).load().checkpoint
+    return LogPosition.from_json(checkpoint.positions["db"], "postgres") if checkpoint else LogPosition("postgres", "")
+
+
+def has_read_all(options: PipelineOptions) -> bool:
+    found = position(options)
+    return bool(found.snapshots) and not found.running
+
+
+def fill(dsn: str, rows: int) -> None:
+    execute(dsn, f"INSERT INTO orders SELECT g, g / 4.0, 'n' || g FROM generate_series(1, {rows}) g")
+
+
+def test_rows_that_were_there_are_read_once(database: str, tmp_path: Path) -> None:
+    fill(database, 1050)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 1050}
+    found = position(options)
+    assert found.snapshots["public.orders"].done
+    assert found.snapshots["public.orders"].rows == 1050
+    assert found.window == ()
+    execute(database, "UPDATE orders SET amount = 0 WHERE id = 5")
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 1050, "update": 1}
+    assert not list(tmp_path.glob("**/*.chunk")) or position(options).snapshots
+
+
+@contextmanager
+def writing(dsn: str) -> Iterator[None]:
+    """Somebody writes all the time: inserts, updates, deletes, keys that change."""
+    stop, failures = threading.Event(), []
+
+    def write() -> None:
+        number = 0
+        try:
+            with psycopg.connect(dsn, autocommit=True) as db:
+                while not stop.is_set():
+                    number += 1
+                    at = number * 37 % 2000 + 1
+                    db.execute("UPDATE orders SET amount = amount + 1 WHERE id = %s", (at,))
+                    db.execute("DELETE FROM orders WHERE id = %s", (at + 13,))
+                    db.execute("INSERT INTO orders VALUES (%s, 7, 'new') ON CONFLICT DO NOTHING", (at + 7,))
+                    db.execute("UPDATE orders SET id = id + 100000 WHERE id = %s", (at + 29,))
+        except psycopg.Error as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+
+
+def test_changes_during_the_snapshot_and_the_rows_become_one(database: str, tmp_path: Path) -> None:
+    fill(database, 3000)
+    options = captured(database, tmp_path)
+    with writing(database), Capturing(options):
+        wait_until(lambda: has_read_all(options))
+    run_to_end(options)
+    check_current(database, tmp_path)
+
+
+def test_values_that_the_log_leaves_out_come_from_the_chunk(database: str, tmp_path: Path) -> None:
+    """An update during the snapshot that leaves a large value as it is: the log does not have that value."""
+    execute(database, "ALTER TABLE orders ALTER COLUMN note SET STORAGE EXTERNAL")
+    execute(database, "INSERT INTO orders SELECT g, 0, repeat('x', 3000) || g FROM generate_series(1, 1500) g")
+    options = captured(database, tmp_path)
+    with Capturing(options):
+        for number in range(1, 1500, 7):
+            execute(database, f"UPDATE orders SET amount = {number} WHERE id = {number}")
+        wait_until(lambda: has_read_all(options))
+    run_to_end(options)
+    check_current(database, tmp_path)
+
+
+def test_a_table_that_is_added_later_is_read_too(database: str, tmp_path: Path) -> None:
+    options = captured(database, tmp_path, tables=("*",))
+    run_to_end(options)
+    execute(database, "CREATE TABLE later (id int PRIMARY KEY)", "INSERT INTO later VALUES (1), (2)")
+    fill(database, 10)
+    run_to_end(options)
+    found = position(options).snapshots
+    assert found["public.later"].done
+    assert found["public.later"].rows == 2
+    assert query(database, "SELECT count(*) FROM pg_publication_tables WHERE tablename = 'later'") == [(1,)]
+
+
+def test_never_reads_changes_alone(database: str, tmp_path: Path) -> None:
+    fill(database, 10)
+    options = captured(database, tmp_path, snapshot="never")
+    run_to_end(options)
+    execute(database, "INSERT INTO orders VALUES (11, 0, 'x')")
+    run_to_end(options)
+    assert history(tmp_path) == [(11, "insert")]
+
+
+def test_always_reads_the_tables_at_every_start(database: str, tmp_path: Path) -> None:
+    fill(database, 10)
+    options = captured(database, tmp_path, snapshot="always")
+    run_to_end(options)
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 20}
+    check_current(database, tmp_path)
+
+
+def ask(options: PipelineOptions, table: str, *, where: str = "", empties: bool = False) -> None:
+    pipeline = open_pipeline(options)
+    owner, name = find_table(pipeline, table)
+    pipeline.requests.ask_snapshot(name, owner, where=where, empties=empties, ids=pipeline.ids)
+
+
+def test_a_table_is_read_again_when_somebody_asks(database: str, tmp_path: Path) -> None:
+    fill(database, 250)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    ask(options, "orders", where="id <= 20")
+    assert [(one.table, one.state) for one in load_progress(open_pipeline(options))] == [("public.orders", "asked")]
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 270}
+    assert [(one.state, one.to_json()["rows"]) for one in load_progress(open_pipeline(options))] == [("done", 20)]
+    assert open_pipeline(options).requests.load() == []
+    check_current(database, tmp_path)
+
+
+def test_empty_takes_away_rows_that_the_database_no_longer_has(database: str, tmp_path: Path) -> None:
+    """Rows that vanished without a change row: here behind the back of the publication."""
+    fill(database, 250)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "ALTER PUBLICATION firnline_shop_db DROP TABLE orders", "DELETE FROM orders WHERE id > 100")
+    ask(options, "orders", empties=True)
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 350, "truncate": 1}
