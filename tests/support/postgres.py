@@ -76,6 +76,22 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()[-2000:]}")
             self._clock.sleep(0.05)
 
+    def copy(self, folder: Path) -> PostgresServer:
+        """Return a server with a copy of the data, slots included, that is not started. This one must be stopped."""
+        other = PostgresServer(folder)
+        shutil.copytree(self._data, other._data)
+        user = _user()
+        if user:
+            for path in (folder, *folder.rglob("*")):
+                shutil.chown(path, user)
+        return other
+
+    def follow(self, primary: PostgresServer) -> None:
+        """Become a standby of another server, which has the same data, at the next start."""
+        (self._data / "standby.signal").touch()
+        with open(self._data / "postgresql.auto.conf", "a") as settings:
+            settings.write(f"primary_conninfo = '{primary.dsn}'\n")
+
     def clear(self) -> None:
         """Remove what tests have made; start the server if a test has left it stopped."""
         import psycopg

@@ -486,7 +486,7 @@ class Runner:
 
     def _failed(self, error: FirnlineError, action: m.Action) -> m.Event:
         logger.debug("step failed", exc_info=error, extra={"action": type(action).__name__})
-        error = self._name_denied(error, action)
+        error = self._find_successor(self._name_denied(error, action), action)
         event = failure_event(error, action)
         if isinstance(action, m.Join | m.Commit | m.FindReceipt):
             self._sinks_failing[action.sink] = error.message
@@ -509,6 +509,18 @@ class Runner:
         ):
             return error
         return find_denied(error) or error
+
+    def _find_successor(self, error: FirnlineError, action: m.Action) -> FirnlineError:
+        """Return the error that another run took over, if one did: it removes what this one was to read."""
+        if error.retryable or not isinstance(action, m.Plan | m.Run):
+            return error
+        try:
+            self._make_holder_check()()
+        except FencedError as fenced:
+            return fenced
+        except FirnlineError as unknown:
+            logger.debug("holder not looked at", extra={"reason": unknown.message})
+        return error
 
     def _report_trouble(self, error: FirnlineError, epoch: int | None = None, optional: str = "") -> None:
         """Keep an error as the possible result of the run, and report it to the observer. Called from any lane.

@@ -91,12 +91,19 @@ class PostgresStream(LogStream):
             self._end_other(slot.active_pid)
         if slot.confirmed > place.lsn:
             raise self._gap(
-                f"the slot {self._slot} was acknowledged up to {m.format_lsn(slot.confirmed)} by somebody else, "
-                f"and the pipeline has read up to {m.format_lsn(place.lsn)}"
+                f"the slot {self._slot} was acknowledged up to {m.format_lsn(slot.confirmed)}, and the pipeline has "
+                f"the log up to {m.format_lsn(place.lsn)} only: somebody else reads the slot, or spool files are lost"
+            )
+        end = self._server.end_lsn()
+        if place.lsn > end:
+            raise self._gap(
+                f"the server's log ends at {m.format_lsn(end)}, before the position {m.format_lsn(place.lsn)}: it was "
+                "restored from an older copy"
             )
         last = place.last
         is_provable = last is not None and slot.confirmed <= last.commit_lsn
-        start = last.commit_lsn if last is not None and is_provable else place.lsn
+        # What lies between the last transaction and the position has nothing for us; if it has, it is another history.
+        start = last.commit_lsn if last is not None and is_provable else slot.confirmed
         self._start_replication(start)
         self._place, self._flushed, self._status_at = place, slot.confirmed, 0.0
         if is_provable:
@@ -424,7 +431,8 @@ class PostgresStream(LogStream):
         raise DamagedError(f"{self._server.place}: the stream has a message of an unknown kind, {chr(data[0])!r}")
 
     def _skip(self) -> None:
-        """Pass over a transaction that was read before, but for what later ones depend on."""
+        """Pass over a transaction before the position, but for what later ones depend on. It has no captured rows: all
+        that have were read, and the stream begins behind them."""
         while True:
             message = self._next(STATUS_SECONDS)
             if message is None:
@@ -433,6 +441,13 @@ class PostgresStream(LogStream):
                 return
             if message[0] in (m.RELATION, m.TYPE):
                 self._note(message)
+            elif self._creates and message[0] in (*m.ROWS, m.TRUNCATE):  # other people's publications may change
+                numbers = m.Truncate.parse(message).relations if message[0] == m.TRUNCATE else (_relation(message),)
+                if any(self._captured.get(number) for number in numbers):
+                    raise self._gap(
+                        f"before the position {m.format_lsn(self._place.lsn)} the server has changes that were not "
+                        "there: it was restored from an older copy"
+                    )
 
     def _wait(self, seconds: float) -> None:
         connection = self._open_connection()
@@ -476,3 +491,7 @@ class PostgresStream(LogStream):
 
     def _gap(self, reason: str) -> SourceGapError:
         return SourceGapError(f"{self._server.place}: {reason}", hint=gap_hint(self._slot))
+
+
+def _relation(message: bytes) -> int:
+    return int.from_bytes(message[1:5], "big")
