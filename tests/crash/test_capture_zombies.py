@@ -30,7 +30,8 @@ POINTS = (
     "epoch.acknowledge.before:2",
 )
 SMALL = {
-    "firnline.sources.cdc.source:SpoolSettings": functools.partial(SpoolSettings, file_bytes=6000, idle_seconds=0.5),
+    "firnline.sources.cdc.source:SpoolSettings": functools.partial(SpoolSettings, file_bytes=6000),
+    "firnline.sources.cdc.spooling:IDLE_SECONDS": 0.5,
     "firnline.sources.cdc.spooling:PIECE_BYTES": 2000,
     "firnline.sources.cdc.spooling:FIRST_PAUSE_SECONDS": 0.05,
 }

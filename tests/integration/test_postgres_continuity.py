@@ -3,7 +3,6 @@ and names the ways out."""
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sources.cdc.spooling import SpoolSettings
 from tests.support.captured import ORDERS, captured, check_current, execute, history, query
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.postgres import PostgresServer, running_postgres
@@ -141,7 +139,6 @@ def test_a_restored_server_whose_position_had_moved_without_rows(
     server: PostgresServer, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, known: bool, grows: bool
 ) -> None:
     """The last transaction that was read is in the copy; the place behind it that had nothing for us is not."""
-    quick = functools.partial(SpoolSettings, idle_seconds=0.0)
     options = captured(server.dsn, tmp_path)
     run_to_end(options)
     if known:
@@ -151,7 +148,7 @@ def test_a_restored_server_whose_position_had_moved_without_rows(
     old = server.copy(folder / "old")
     server.start()
     before = place_of(options)
-    monkeypatch.setattr("firnline.sources.cdc.source.SpoolSettings", quick)
+    monkeypatch.setattr("firnline.sources.cdc.spooling.IDLE_SECONDS", 0.0)
 
     def has_moved() -> bool:
         execute(server.dsn, "INSERT INTO other SELECT generate_series(1, 3000)")
