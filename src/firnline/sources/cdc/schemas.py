@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from firnline.schema import type_to_text
-from firnline.sources.cdc.log import Decoded, TableSchema
+from firnline.sources.cdc.log import Column, Decoded, TableSchema
+from firnline.sources.files.formats.arrow_fit import own_field
 from firnline.types import Json
 
 VERSIONS = "schemas"  # of an input record: the versions that begin in the file
@@ -24,7 +25,7 @@ class VersionColumn:
 
     name: str
     native: str  # its type in the database
-    type: str  # its type here
+    type: str  # its type in tables
     is_key: bool
 
     def to_json(self) -> dict[str, Json]:
@@ -78,12 +79,13 @@ def versions_of(decoded: Decoded) -> list[SchemaVersion]:
 
 
 def _columns(schema: TableSchema) -> tuple[VersionColumn, ...]:
-    import pyarrow as pa
+    return tuple(VersionColumn(one.name, one.native, _type_here(one), one.is_key) for one in schema.columns)
 
-    return tuple(
-        VersionColumn(one.name, one.native, type_to_text(pa.field(one.name, one.type)), one.is_key)
-        for one in schema.columns
-    )
+
+def _type_here(column: Column) -> str:
+    """Return the type that a column gets in a table."""
+    own = own_field(column.name, column.type)
+    return type_to_text(own) if own is not None else str(column.type)
 
 
 def new_versions(known: dict[str, str], used: Iterable[SchemaVersion]) -> list[SchemaVersion]:
