@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    capture,
     cases,
     delivery,
     kafka_sink,
     kafka_source,
-    mysql_log,
     postgres_sink,
     redis_sink,
     staging,
@@ -57,7 +57,10 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "rollback": tiers.rollback,
     "upsert": upsert.upsert,
     "kafka-source": kafka_source.kafka_source,
-    "mysql-decode": mysql_log.mysql_decode,
+    "capture-decode": capture.capture_decode,
+    "capture-backlog": capture.capture_backlog,
+    "capture-memory": capture.capture_memory,
+    "capture-latency": capture.capture_latency,
     "redis-sink": redis_sink.redis_sink,
     "kafka-sink": kafka_sink.kafka_sink,
     "postgres-sink": postgres_sink.postgres_sink,

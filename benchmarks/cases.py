@@ -232,7 +232,7 @@ def state(world: World) -> list[Row]:
 
 
 # A child's ru_maxrss begins at its parent's; the high-water mark of its own memory does not.
-_PEAK = "int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
+PEAK = "int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])"
 
 _LISTING = f"""
 import sys
@@ -247,7 +247,7 @@ known = KnownFiles((stat.name, stat.etag) for stat in source.list_inputs())
 found = source.find_late(position, known)
 assert source.plan(position, limits) is not None
 assert source.backlog(position).files_outstanding == found.listed
-print(found.listed, {_PEAK})
+print(found.listed, {PEAK})
 """
 
 
@@ -278,7 +278,7 @@ from pathlib import Path
 from benchmarks import subject
 from firnline.testing.local import LocalEngine
 subject.ingest(LocalEngine(), Path(sys.argv[1]), Path(sys.argv[2]))
-print({_PEAK})
+print({PEAK})
 """
 
 

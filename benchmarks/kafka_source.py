@@ -93,17 +93,22 @@ def _bare(consumer: Any, topic: str, count: int) -> None:
     consumer.unassign()
 
 
-class _Commits(Observer):
+class Commits(Observer):
     """Notes when epochs are committed."""
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.epochs = 0
         self.changed = threading.Condition()
 
     def committed(self, facts: Any) -> None:
         with self.changed:
             self.rows += facts.records
+            self.epochs += 1
             self.changed.notify_all()
+
+    def wait_for_epochs(self, epochs: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.epochs >= epochs, 120), f"{self.epochs} of {epochs} epochs came"
 
     def wait_for(self, rows: int) -> None:
         with self.changed:
@@ -116,7 +121,7 @@ def _latencies(server: KafkaServer, folder: Path, epochs: int) -> list[float]:
     source = KafkaSourceOptions("events", brokers=server.bootstrap, topics=(topic,))
     batch = BatchOptions(max_events=100_000, max_bytes=64 << 20, max_ms=200)
     options = PipelineOptions("latency", (source,), (DeltaSinkOptions("out", str(folder)),), batch=batch)
-    commits, found = _Commits(), list[float]()
+    commits, found = Commits(), list[float]()
     runner = Runner(open_pipeline(options), LocalEngine(1), commits)
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
