@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from firnline.options import PipelineOptions
-from firnline.sources.cdc import spooling
+from firnline.sources.cdc import snapshots, spooling
 from tests.support.captured import ORDERS, captured, check_current, execute, history
 from tests.support.kills import kill_at_every_point
 from tests.support.pipelines import run_once, run_to_end
@@ -85,3 +85,32 @@ def test_killed_at_every_point(postgres_server: PostgresServer, tmp_path: Path, 
 
     reached = kill_at_every_point(prepare, partial(work, runs=2), finish, most=MOST_KILLS, helpers=False)
     assert reached["postgres.slot.after" if first else "spool.file.after"] >= 1
+
+
+def work_in_chunks(world: World, *, runs: int) -> None:
+    snapshots.CHUNK_ROWS = 40  # in the process that is killed
+    work(world, runs=runs)
+
+
+def test_killed_at_every_point_while_tables_are_read(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """Rows that were there before, and changes of them between the runs."""
+    numbers = itertools.count(1000)
+
+    def prepare() -> World:
+        postgres_server.clear()
+        execute(postgres_server.dsn, ORDERS)
+        world = World(postgres_server.dsn, tmp_path / str(next(numbers)))
+        execute(world.dsn, "INSERT INTO orders SELECT g, g, 'old' FROM generate_series(201, 330) g")
+        return world
+
+    def finish(world: World, where: str) -> None:
+        change(world.dsn)
+        execute(world.dsn, "UPDATE orders SET amount = -1 WHERE id > 320", "DELETE FROM orders WHERE id = 250")
+        run_to_end(world.options)
+        check_current(world.dsn, world.folder)
+        ids = [id_ for id_, op in history(world.folder) if op == "read"]
+        assert len(ids) == len(set(ids)), where
+        assert set(ids) >= set(range(251, 321)), where
+
+    reached = kill_at_every_point(prepare, partial(work_in_chunks, runs=2), finish, most=MOST_KILLS, helpers=False)
+    assert reached["spool.chunk.after"] >= 1

@@ -11,13 +11,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from firnline.cli.run import Gap
+from firnline.errors import SourceGapError
 from firnline.history.snapshots import find_table, load_progress
 from firnline.options import PipelineOptions
+from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner
 from firnline.sources.cdc import snapshots
 from firnline.sources.cdc.position import LogPosition
+from firnline.testing.local import LocalEngine
 from tests.support.captured import ORDERS, Capturing, captured, check_current, execute, history, query, wait_until
-from tests.support.pipelines import run_to_end
+from tests.support.pipelines import run_once, run_to_end
 
 
 @pytest.fixture
@@ -168,3 +173,46 @@ def test_empty_takes_away_rows_that_the_database_no_longer_has(database: str, tm
     run_to_end(options)
     check_current(database, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"read": 350, "truncate": 1}
+
+
+def test_a_gap_is_accepted_and_the_table_is_read_again(database: str, tmp_path: Path) -> None:
+    """The slot is dropped, rows change and vanish, and the run goes on where the log begins now."""
+    fill(database, 250)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(
+        database,
+        "SELECT pg_drop_replication_slot('firnline_shop_db')",
+        "DELETE FROM orders WHERE id > 200",
+        "UPDATE orders SET amount = -5 WHERE id < 10",
+        "INSERT INTO orders VALUES (999, 9, 'gap')",
+    )
+    lost = run_once(options)
+    assert isinstance(lost.result.error, SourceGapError)
+    assert "--resnapshot" in lost.result.error.hint
+    pipeline = open_pipeline(options, once=True)
+    Gap(resnapshot=("orders",)).pass_on(pipeline)
+    Gap(resnapshot=("orders",)).pass_on(pipeline)  # asked once
+    result = Runner(pipeline, LocalEngine(1), Observer(), once=True).run()
+    assert result.error is None
+    check_current(database, tmp_path)
+    execute(database, "INSERT INTO orders VALUES (1000, 9, 'after')")
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 250 + 201, "truncate": 1, "insert": 1}
+
+
+def test_a_gap_that_is_accepted_alone_loses_what_lies_between(database: str, tmp_path: Path) -> None:
+    fill(database, 5)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "SELECT pg_drop_replication_slot('firnline_shop_db')", "DELETE FROM orders WHERE id = 1")
+    pipeline = open_pipeline(options, once=True)
+    Gap(accepted=True).pass_on(pipeline)
+    assert Runner(pipeline, LocalEngine(1), Observer(), once=True).run().error is None
+    execute(database, "INSERT INTO orders VALUES (6, 9, 'after')")
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 5, "insert": 1}
+    after = open_pipeline(options)
+    gaps = [record for _, record in after.ledger_files(after.load().entry) if record.get("gap")]
+    assert len(gaps) == 1

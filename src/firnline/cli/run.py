@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from firnline.history.edits.begin_plan import BeginPlan
     from firnline.options import PipelineOptions
     from firnline.run.observer import Observer
+    from firnline.run.open_pipeline import OpenPipeline
     from firnline.run.runner import Runner, RunResult
 
 EPILOGUE = """\
@@ -111,6 +112,14 @@ def run(
     source_moved: Annotated[
         str | None, Parameter(help="OLD=NEW: the same files moved to another root. [default: none]")
     ] = None,
+    accept_gap: Annotated[
+        bool, Flag, Parameter(help="Read on where a database's log begins now, if it does not continue.")
+    ] = False,
+    resnapshot: Annotated[
+        tuple[str, ...],
+        Flag,
+        Parameter(help="As --accept-gap, and read this table again, emptied first; repeatable. [default: none]"),
+    ] = (),
     fresh_after: Annotated[
         int | None,
         Parameter(help="Fresh start; only while the table is at exactly this epoch. [default: off]"),
@@ -156,6 +165,7 @@ def run(
     result, totals, asked = _run(
         options, once=once, standby=standby, take_over=take_over, accept_duplicates=accept_duplicates,
         moved=moved, beginning=beginning, metrics=metrics, debug=common.debug, strict_store=strict_store,
+        gap=Gap(accept_gap, resnapshot),
     )  # fmt: skip
     if fail_on_set_aside and result.exit_code == 0 and result.set_aside:
         error = FilesSetAsideError(f"{count_text(len(result.set_aside), 'file')} set aside")
@@ -193,7 +203,7 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 def _run(
     options: PipelineOptions, *, once: bool, standby: bool, take_over: bool, accept_duplicates: bool,
     moved: tuple[str, str] | None, beginning: Beginning, metrics: Metrics, debug: bool,
-    strict_store: bool,
+    strict_store: bool, gap: Gap,
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
     from firnline.cli.long_task import StopFlag, stop_on_signals
@@ -216,8 +226,10 @@ def _run(
             on_start=spark_start(totals, display.say),
         )
         stack.callback(engine.stop)
+        pipeline = open_pipeline(options, once=once, moved=moved, strict_store=strict_store)
+        gap.pass_on(pipeline)
         runner = Runner(
-            open_pipeline(options, once=once, moved=moved, strict_store=strict_store),
+            pipeline,
             engine,
             Observers(totals, reporter, *watchers),
             once=once,
@@ -345,6 +357,33 @@ def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, 
         "set_aside_files": [{"path": path, "reason": reason} for path, reason in result.set_aside.items()],
         "error": {"code": error.code, "message": error.message, "hint": error.hint} if error else None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The options of the command line about a log that does not continue."""
+
+    accepted: bool = False
+    resnapshot: tuple[str, ...] = ()  # tables
+
+    def pass_on(self, pipeline: OpenPipeline) -> None:
+        """Tell the sources.
+
+        Raises:
+            ConfigError: no source captures one of the tables, or none has a log.
+        """
+        from firnline.history.snapshots import find_table
+
+        logs = [source.name for source in pipeline.sources if source.has_log]
+        if self.accepted and not logs:
+            raise ConfigError("--accept-gap: no source of this pipeline reads the log of a database")
+        tables = [find_table(pipeline, table) for table in self.resnapshot]
+        for name in logs if self.accepted else {source for source, _ in tables}:
+            pipeline.sources[name].accept_gap()
+        asked = {(one.source, one.path) for one in pipeline.requests.load() if one.kind == "snapshot" and one.empties}
+        for source, table in tables:
+            if (source, table) not in asked:
+                pipeline.requests.ask_snapshot(table, source, where="", empties=True, ids=pipeline.ids)
 
 
 @dataclass(frozen=True, slots=True)

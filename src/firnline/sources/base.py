@@ -619,6 +619,15 @@ class Source(ABC):
         first that empties the table in sinks that hold its state.
         """
 
+    def accept_gap(self) -> None:
+        """Read on where the input begins now, if it does not continue at the position: a person accepts that what lies
+        between is lost. Called before `start`, for one run.
+
+        Raises:
+            ConfigError: this kind of source cannot.
+        """
+        raise ConfigError(f"source {self.name!r} reads no log, and so has no gap that could be accepted")
+
     def table_name(self, words: str) -> str | None:
         """Return the full name of a table whose changes the source captures; None if it captures no such table."""
         return None

@@ -88,6 +88,7 @@ class GuardedSource(Source):
     reread = forward(Source.reread)
     replay_quarantined = forward(Source.replay_quarantined)
     snapshot = forward(Source.snapshot)
+    accept_gap = forward(Source.accept_gap)
     table_name = forward(Source.table_name)
     snapshots = forward(Source.snapshots)
     answered = forward(Source.answered)

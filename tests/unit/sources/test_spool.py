@@ -56,8 +56,8 @@ def test_parts_of_a_transaction_that_two_runs_cut_elsewhere_are_never_mixed(tmp_
         for number, frames in enumerate(pieces, 1):
             stop = end if ends and number == len(pieces) else begin.behind(frames)
             content = Content(b"", frames)
-            told = {"rows": 1, "transactions": 0, "committed_at": 0}
-            files.append(write_file(storage, FOLDER, number, begin, stop, content, **told))
+            file = write_file(storage, FOLDER, number, begin, stop, content, rows=1, transactions=0, committed_at=0)
+            files.append(file)
             assert Mark.from_json(stop.to_json()) == stop
             begin = stop
         return files

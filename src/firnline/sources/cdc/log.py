@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+GAP_HINT = (
+    "What is committed stays as it is. Run once with --resnapshot TABLE for every table (`firnline snapshot` lists "
+    "them): the log is read on where it begins now, and the tables are read again. Or with --accept-gap: then what "
+    "changed in between is lost."
+)
+
+
 class Op(IntEnum):
     """What a change row says of the row of its key; the names are those of the column `_op`."""
 
@@ -78,6 +85,10 @@ class LogStream(ABC):
         Raises:
             SourceError, ConfigError: as `open`.
         """
+
+    @abstractmethod
+    def begin_anew(self) -> Json:
+        """As `begin`, after a gap that a person has accepted: give up what the server no longer has or never had."""
 
     @abstractmethod
     def open(self, position: Json) -> None:

@@ -336,9 +336,9 @@ class SnapshotTaker:
 
     def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> bool:
         state = cursor.state
-        if not state.chunks and not cursor.has_barrier:
+        if state.after is None and not cursor.has_barrier:
             cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
-        barrier = cursor.barrier if not state.chunks else None
+        barrier = cursor.barrier if state.after is None else None
         try:
             chunk = self._reader.read_chunk(table, state.after, CHUNK_ROWS, barrier=barrier, where=state.where)
         except TableGoneError:

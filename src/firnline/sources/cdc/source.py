@@ -76,6 +76,7 @@ class LogSource(Source):
         self._settings = SpoolSettings(max_ahead_bytes=options.spool.max_bytes)
         self._spooler: Spooler | None = None
         self._taker: SnapshotTaker | None = None
+        self._accepts_gap = False
         self._asked: dict[str, Asked] = {}  # snapshots that people asked for, by request
         self._check_holder: Callable[[], None] | None = None
         self._until: Json = None  # once: where the server's log ended when the run began
@@ -205,6 +206,7 @@ class LogSource(Source):
             check_holder=self._check_holder,
             settings=self._settings,
             name=self.name,
+            accepts_gap=self._accepts_gap,
         )
         spooler.release(self._released)
         spooler.start()
@@ -285,6 +287,8 @@ class LogSource(Source):
         begins = taker.begins(known)
         anew = {one.table for one in begins}
         chunks = [one for one in taker.ready(known, end) if one.table not in anew]
+        if any(file.gap for file in files):  # chunks that were read before it miss changes
+            chunks = []
         return [*begins, *_take_chunks(chunks, limits), *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
@@ -352,7 +356,10 @@ class LogSource(Source):
     def unreachable(self) -> str | None:
         return self._spooler.lost if self._spooler is not None else None
 
-    # -- snapshots that people ask for ----------------------------------------------------------------
+    # -- what people ask for --------------------------------------------------------------------------
+
+    def accept_gap(self) -> None:
+        self._accepts_gap = True
 
     def table_name(self, words: str) -> str | None:
         name = words if "." in words else f"{self._default_schema}.{words}"
@@ -471,7 +478,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
         else:
             place, spool = one.end.place, one.number
             files.append(one.name)
-            for table in record.get("moved", ()):
+            for table in known.running if one.gap else record.get("moved", ()):
                 if table in known.running:
                     begun = snapshots[table]
                     snapshots[table] = replace(begun, after=None, rows=0, again=begun.again + 1, done=False)

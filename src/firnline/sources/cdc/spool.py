@@ -69,6 +69,7 @@ class SpoolFile:
     checksum: str
     transactions: int = 0  # that end in the file
     committed_at: int = 0  # of the last one, microseconds since 1970; 0: none, or unknown
+    gap: str = ""  # why the log did not continue where the file begins; somebody accepted it
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -80,6 +81,7 @@ class SpoolFile:
             "checksum": self.checksum,
             "transactions": self.transactions,
             "committed_at": self.committed_at,
+            **({"gap": self.gap} if self.gap else {}),
         }
 
     @classmethod
@@ -93,6 +95,7 @@ class SpoolFile:
             str(value["checksum"]),
             int(value["transactions"]),
             int(value["committed_at"]),
+            str(value.get("gap", "")),
         )
 
 
@@ -115,6 +118,7 @@ def write_file(
     rows: int,
     transactions: int,
     committed_at: int,
+    gap: str = "",
 ) -> SpoolFile:
     """Write a file, durable on return."""
     facts = {
@@ -123,13 +127,14 @@ def write_file(
         "rows": rows,
         "transactions": transactions,
         "committed_at": committed_at,
+        **({"gap": gap} if gap else {}),
     }
     data, checksum = pack(content, json.dumps(facts, sort_keys=True).encode())
     name = spool_name(number, begin.digest, end.digest, checksum)
     fault_point("spool.file.before")
     storage.put(f"{folder}/{name}", data)
     fault_point("spool.file.after")
-    return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at)
+    return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at, gap)
 
 
 def pack(content: Content, facts: bytes) -> tuple[bytes, str]:
@@ -200,6 +205,7 @@ def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
         checksum,
         int(facts["transactions"]),
         int(facts["committed_at"]),
+        str(facts.get("gap", "")),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from firnline.clock import monotonic
-from firnline.errors import FirnlineError, SinkError, SourceError
+from firnline.errors import FirnlineError, SinkError, SourceError, SourceGapError
 from firnline.sources.cdc.log import Cut, LogStream, Piece
 from firnline.sources.cdc.spool import Content, Mark, SpoolFile, write_file
 from firnline.storage import Storage
@@ -76,6 +76,7 @@ class Spooler:
         check_holder: Callable[[], None],
         settings: SpoolSettings,
         name: str,
+        accepts_gap: bool = False,
     ) -> None:
         self._stream = stream
         self._storage = storage
@@ -83,6 +84,7 @@ class Spooler:
         self._check_holder = check_holder
         self._settings = settings
         self._name = name
+        self._accepts_gap = accepts_gap
         self._files = list(files)  # written, in order; those that are decided are dropped
         self._number, self._end = (files[-1].number, files[-1].end) if files else (number, begin)
         self._taken = number  # the last file that a plan took
@@ -169,6 +171,10 @@ class Spooler:
             while not self._stopping.is_set():
                 try:
                     self._read()
+                except SourceGapError as error:
+                    if not self._accepts_gap:
+                        raise
+                    self._begin_anew(error)
                 except (SourceError, SinkError) as error:
                     failures = 1 if self._connected else failures + 1
                     self._connected = False
@@ -187,6 +193,15 @@ class Spooler:
             raise
         finally:
             self._stream.close()
+
+    def _begin_anew(self, error: SourceGapError) -> None:
+        """Read on where the log begins now: somebody accepts that what lies between is lost."""
+        logger.warning(
+            "log has a gap, reading goes on where it begins now", extra={"source": self._name, "reason": str(error)}
+        )
+        self._drop_open_parts()
+        self._write(_Open(b"", self._end), Mark(self._stream.begin_anew()), b"", rows=0, gap=error.message)
+        self._accepts_gap = False  # it was accepted once
 
     def _fail(self, error: FirnlineError) -> None:
         with self._news:
@@ -221,7 +236,13 @@ class Spooler:
                 self._stream.keep_alive()
                 self._stopping.wait(WAIT_SECONDS)
                 continue
-            piece = self._stream.read(PIECE_BYTES, 0.0 if self._wants_file.is_set() and opened.cuts else WAIT_SECONDS)
+            try:
+                wait = 0.0 if self._wants_file.is_set() and opened.cuts else WAIT_SECONDS
+                piece = self._stream.read(PIECE_BYTES, wait)
+            except SourceGapError:
+                if opened.cuts and self._accepts_gap:
+                    self._write_to_cut(opened)
+                raise
             opened.add(piece)
             if piece.frames:
                 idle_since = monotonic()
@@ -283,7 +304,7 @@ class Spooler:
             opened.begin = Mark(place)
         return monotonic()
 
-    def _write(self, opened: _Open, end: Mark, frames: bytes, *, rows: int) -> None:
+    def _write(self, opened: _Open, end: Mark, frames: bytes, *, rows: int, gap: str = "") -> None:
         file = write_file(
             self._storage,
             self._folder,
@@ -294,6 +315,7 @@ class Spooler:
             rows=rows,
             transactions=len(opened.cuts),
             committed_at=opened.cuts[-1].committed_at if opened.cuts else 0,
+            gap=gap,
         )
         with self._news:
             self._files.append(file)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firnline.errors import ConfigError, SourceError, SourceGapError
+from firnline.sources.cdc.log import GAP_HINT
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.connect import Dsn, connect, errors_in_words, grant_hint
 
@@ -248,8 +249,3 @@ def as_log_error(code: int, words: str, server: Server) -> SourceError | ConfigE
     if code in (1045, 1227):
         return ConfigError(message, hint=grant_hint("USER"))
     return SourceError(message)
-
-
-GAP_HINT = (
-    "What is committed stays as it is. Capture the tables anew in a pipeline of another name, with tables of its own."
-)

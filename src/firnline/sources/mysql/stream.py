@@ -33,7 +33,7 @@ import zstandard
 
 from firnline.clock import monotonic
 from firnline.errors import SourceError, SourceGapError
-from firnline.sources.cdc.log import Cut, LogStream, Piece
+from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql import kernel
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
@@ -43,7 +43,6 @@ from firnline.sources.mysql.packets import LARGEST, PacketReader
 from firnline.sources.mysql.server import (
     COM_BINLOG_DUMP,
     COM_BINLOG_DUMP_GTID,
-    GAP_HINT,
     Server,
     check_server,
     file_created,
@@ -62,9 +61,7 @@ SILENCE_SECONDS = 60.0  # without any byte, heartbeats included, the connection 
 ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
-_STATEMENT_HINT = (
-    "Set binlog_format = ROW for all sessions, then capture the tables anew in a pipeline of another name."
-)
+_STATEMENT_HINT = f"Set binlog_format = ROW for all sessions. {GAP_HINT}"
 
 
 class MySqlStream(LogStream):
@@ -134,6 +131,9 @@ class MySqlStream(LogStream):
     def begin(self) -> Json:
         self.check()
         return self.end_position()
+
+    def begin_anew(self) -> Json:
+        return self.begin()
 
     def open(self, position: Json) -> None:
         self.close()
@@ -574,8 +574,8 @@ class MySqlStream(LogStream):
                 raise self._stop(
                     header, "with inserted rows without all of their columns: binlog_row_image leaves out columns that "
                     "got their default, so that their values are nowhere in the log",
-                    "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then capture the tables anew in a "
-                    "pipeline of another name, or set partial_inserts: true to read such columns as missing.",
+                    "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then run once with --resnapshot TABLE. "
+                    "Or set partial_inserts: true to read such columns as missing.",
                 )  # fmt: skip
         key = (table_id, header.type)
         size = self._sizes.get(key)

@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Identifier, Literal
 from firnline.errors import ConfigError, SourceError, SourceGapError
 from firnline.faults import fault_point
 from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
+from firnline.sources.cdc.log import GAP_HINT
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres.messages import parse_lsn
 
@@ -310,7 +311,7 @@ class PostgresServer:
         if confirmed is None or status == "lost":
             raise SourceGapError(
                 f"{self.place}: the slot {slot} has lost its log ({why or status})",
-                hint=gap_hint(slot),
+                hint=GAP_HINT,
             )
         return Slot(slot, parse_lsn(str(confirmed)), pid)
 
@@ -341,6 +342,13 @@ class PostgresServer:
         fault_point("postgres.slot.after")
         return Slot(slot, parse_lsn(str(lsn)))
 
+    def drop_slot(self, slot: str) -> None:
+        """Drop a slot that is of no use any more."""
+        fault_point("postgres.slot.before")
+        with self.session() as db, contextlib.suppress(psycopg.errors.UndefinedObject):
+            db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        fault_point("postgres.slot.after")
+
     def end_reader(self, pid: int) -> None:
         """End another reader of the slot."""
         with self.session() as db:
@@ -350,14 +358,6 @@ class PostgresServer:
 def inserts_only(publication: str) -> str:
     """Return the name of the publication of tables without a replica identity."""
     return f"{publication}_inserts"
-
-
-def gap_hint(slot: str) -> str:
-    """Return the ways out when the log does not continue."""
-    return (
-        "What is committed stays as it is. Capture the tables anew in a pipeline of another name, with tables and a "
-        f"slot of its own; then drop the slot: SELECT pg_drop_replication_slot('{slot}');"
-    )
 
 
 def _for_tables(words: str, tables: Sequence[CapturedTable]) -> Any:

@@ -13,11 +13,11 @@ from psycopg.pq import abc
 
 from firnline.clock import monotonic
 from firnline.errors import DamagedError, SourceError, SourceGapError
-from firnline.sources.cdc.log import Cut, LogStream, Piece, pack_frame
+from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece, pack_frame
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
 from firnline.sources.postgres.position import LastTransaction, LogPlace
-from firnline.sources.postgres.server import PostgresServer, gap_hint, inserts_only
+from firnline.sources.postgres.server import PostgresServer, inserts_only
 from firnline.types import Json
 
 STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent reader after 60 s
@@ -77,6 +77,13 @@ class PostgresStream(LogStream):
             self._server.require_publication(self._publication, tables)
         slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot)
         return LogPlace(slot.confirmed).to_json()
+
+    def begin_anew(self) -> Json:
+        try:
+            self._server.find_slot(self._slot)
+        except SourceGapError:  # it has lost its log
+            self._server.drop_slot(self._slot)
+        return self.begin()
 
     def open(self, position: Json) -> None:
         self.close()
@@ -490,7 +497,7 @@ class PostgresStream(LogStream):
         return self._server.translate(psycopg.OperationalError(text or default))
 
     def _gap(self, reason: str) -> SourceGapError:
-        return SourceGapError(f"{self._server.place}: {reason}", hint=gap_hint(self._slot))
+        return SourceGapError(f"{self._server.place}: {reason}", hint=GAP_HINT)
 
 
 def _relation(message: bytes) -> int:
