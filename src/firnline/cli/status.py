@@ -80,7 +80,8 @@ Output (JSON fields):
                 position, lag_bytes, lag_seconds (at most), retained_bytes (of
                 the server's log, by the slot; null without one), alarm}; null
                 for others; schemas: those in force, [{table, version,
-                fingerprint}]
+                fingerprint}]; silent_changes: of rows of the database that
+                its log does not have, [{epoch, table, reason, position}]
   last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
                 the newest run with an error failed (ended_run), or the last
                 error that it overcame; code `killed`: it ended without a word,
@@ -369,6 +370,13 @@ def _source_text(source: dict[str, Any]) -> str:
     return "; ".join(texts)
 
 
+def _silent_text(changes: list[dict[str, Any]]) -> str:
+    """Say which rows of the database may differ from those here; of many changes the newest."""
+    shown = [f"{one['table']}: {one['reason']} (epoch {one['epoch']})" for one in changes[-NAMES_SHOWN:]]
+    more = len(changes) - len(shown)
+    return ". ".join([*reversed(shown), *([f"And {more} more before"] if more else [])])
+
+
 def _schemas_text(schemas: list[dict[str, Any]]) -> str:
     """Return the versions of tables' schemas; of many tables the first ones."""
     shown = [f"{one['table']} version {one['version']}" for one in schemas[:NAMES_SHOWN]]
@@ -418,6 +426,9 @@ def _show(out: Output, report: PipelineStatus) -> None:
         "set aside": _set_aside_text(report),
         **_differences(report),
     }
+    for source in report.sources:
+        if source["silent_changes"]:
+            facts[f"not in the log of {source['name']}"] = _silent_text(source["silent_changes"])
     if len(report.sources) > 1:
         facts["backlog"] = _backlog_text(report)
     out.facts(facts | _more_facts(report))

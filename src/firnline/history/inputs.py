@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
-from firnline.history.schemas import in_force, load_schema_history
+from firnline.history.schemas import find_silent_changes, in_force, load_schema_history
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -33,6 +33,7 @@ class SourceInput:
     incomplete: int = 0
     log: LogLag | None = None  # of a source that reads the log of a server
     schemas: list[dict[str, Json]] = field(default_factory=list)  # of its tables, as they are in force
+    silent: list[dict[str, Json]] = field(default_factory=list)  # changes of rows that the log does not have
     error: str | None = None
 
     def to_json(self) -> dict[str, Json]:
@@ -48,6 +49,7 @@ class SourceInput:
             "bytes_outstanding": self.size_bytes if listed else None,
             "log": self.log.to_json() if self.log is not None else None,
             "schemas": self.schemas,
+            "silent_changes": self.silent,
             "error": self.error,
         }
 
@@ -104,6 +106,7 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
         return
     try:
         current = in_force(load_schema_history(pipeline), head.epoch)
+        silent = find_silent_changes(pipeline)
     except LedgerHoleError:
         return
     for one in found:
@@ -112,6 +115,7 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
             for known in current
             if known.source == one.name
         ]
+        one.silent = [{"epoch": epoch, **change.to_json()} for epoch, source, change in silent if source == one.name]
 
 
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:

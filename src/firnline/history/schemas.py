@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -10,7 +10,8 @@ from firnline.checkpoint.ledger import Fold
 from firnline.errors import ConfigError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.read_again import HistoryPart
-from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion
+from firnline.sources.cdc.options import LogSourceOptions
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange, compare_versions
 from firnline.types import Json
 
 
@@ -55,8 +56,39 @@ def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "
     return found
 
 
+def find_silent_changes(pipeline: OpenPipeline) -> list[tuple[int, str, SilentChange]]:
+    """Return epoch, source and change of captured rows that changed without being in the log, oldest first.
+
+    Of servers that log statements, what these statements did; of others, what a new schema may mean. What came before
+    the last snapshot of the whole table is left out: that has read all rows again.
+    """
+    silent = {o.name for o in pipeline.options.sources if isinstance(o, LogSourceOptions) and not o.logs_statements}
+    found: list[tuple[int, str, SilentChange]] = []
+    read_again: dict[tuple[str, str], int] = {}  # by source and table: the epoch in which the last snapshot begins
+    for epoch, source, record in _records(pipeline):
+        found += [(epoch, source, SilentChange.from_json(value)) for value in reversed(record.get(SILENT) or [])]
+        if "begins" in record and not record["begins"]["where"]:
+            read_again.setdefault((source, str(record["begins"]["table"])), epoch)
+    newest: dict[tuple[str, str], SchemaVersion] = {}
+    for one in load_schema_history(pipeline):
+        before = newest.get((one.source, one.version.table))
+        newest[(one.source, one.version.table)] = one.version
+        change = compare_versions(before, one.version) if before is not None and one.source in silent else None
+        if change is not None:
+            found.append((one.epoch, one.source, change))
+    known = [one for one in found if one[0] >= read_again.get((one[1], one[2].table), 0)]
+    return sorted(known, key=lambda one: one[0])
+
+
 def _recorded(pipeline: OpenPipeline) -> Iterator[tuple[int, str, SchemaVersion]]:
     """Yield epoch, source and version, newest first."""
+    for epoch, source, record in _records(pipeline):
+        for value in reversed(record.get(VERSIONS) or []):
+            yield epoch, source, SchemaVersion.from_json(value)
+
+
+def _records(pipeline: OpenPipeline) -> Iterator[tuple[int, str, Mapping[str, Json]]]:
+    """Yield epoch, source and input record, newest first; those that a rollback undid are left out."""
     edits = []
     for link in pipeline.ledger.chain(pipeline.load().entry):
         if isinstance(link, Fold) or link.is_history_edit:
@@ -67,8 +99,7 @@ def _recorded(pipeline: OpenPipeline) -> Iterator[tuple[int, str, SchemaVersion]
             epoch = int(record["epoch"])
             if any(edit.supersedes(epoch) for edit in edits):
                 continue
-            for value in reversed(record.get(VERSIONS) or []):
-                yield epoch, source, SchemaVersion.from_json(value)
+            yield epoch, source, record
 
 
 def in_force(history: list[RecordedSchema], epoch: int) -> list[RecordedSchema]:

@@ -291,6 +291,7 @@ class Ddl:
     statement: str
     transaction: int  # index into `Decoded.transactions`
     order: int  # the number of the next change row
+    silent: str = ""  # how it may change rows that are there already, which the log does not have; empty: it does not
 
 
 @dataclass(frozen=True, slots=True)

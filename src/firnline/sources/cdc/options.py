@@ -24,6 +24,7 @@ class LogSourceOptions(SourceOptions):
     replays_quarantine: ClassVar[bool] = False
     counts: ClassVar[str] = "spool file"
     waits_for: ClassVar[str] = "transaction"
+    logs_statements: ClassVar[bool] = False  # whether the server's log has statements that change tables
 
     dsn: str = field(repr=False)  # holds the password
     tables: tuple[str, ...] = ()

@@ -17,9 +17,10 @@ from firnline.options import FACTS, MISSING, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, find_again, has_partial_inserts, lay_under
+from firnline.sources.cdc.evolution import new_names
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
 from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion, new_versions, versions_of
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, new_versions, silent_changes, versions_of
 from firnline.sources.cdc.spool import Content, SpoolFile, read_file
 from firnline.sources.cdc.tables import port_of
 from firnline.sources.columns import Columns
@@ -45,7 +46,8 @@ class _Read:
     rows: int = 0
     schemas: list[SchemaVersion] = field(default_factory=list)  # used by change rows, in order
     # Of a chunk: why it must be read `again` (empty: it counts), and `seen`: how many files at the begin of its window
-    # hold only what its snapshot sees. Of a spool file: the tables in which rows `moved` to keys with values missing.
+    # hold only what its snapshot sees. Of a spool file: the tables in which rows `moved` to keys with values missing,
+    # and `silent` changes, which the log does not have.
     facts: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
@@ -96,6 +98,8 @@ class LogReader(SplitReader):
         outcome = _Read(file.name)
         yield from self._hand_on(file.name, decoded, outcome, budget)
         outcome.schemas = new_versions({}, versions_of(decoded))
+        if silent := silent_changes(decoded):
+            outcome.facts[SILENT] = [one.to_json() for one in silent]
         moved = {changes.schema.table for changes in decoded.changes if has_partial_inserts(changes)}
         if moved:
             outcome.facts["moved"] = sorted(moved)
@@ -194,16 +198,18 @@ class LogReader(SplitReader):
         for changes in decoded.changes:
             port = port_of(changes.schema.table, self._settings.default_schema)
             if port in self._ports:
-                yield from self._fit(origin, port, self._change_rows(changes, decoded), changes.order, changes.odd)
+                rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
+                yield from self._fit(origin, port, rows, changes.order, changes.odd)
         if MAIN_PORT in self._ports and decoded.changes:
             batch, order = self._envelope(decoded)
             yield from self._fit(origin, MAIN_PORT, batch, order, {})
 
-    def _change_rows(self, changes: Changes, decoded: Decoded) -> pa.RecordBatch:
+    def _change_rows(self, changes: Changes, decoded: Decoded, renamed: Mapping[str, str]) -> pa.RecordBatch:
         """Return the rows of a table, with the columns that say what happened."""
-        columns = dict(zip(changes.rows.schema.names, changes.rows.columns, strict=True))
+        names = [renamed.get(name, name) for name in changes.rows.schema.names]
+        columns = dict(zip(names, changes.rows.columns, strict=True))
         columns[OP] = _WORDS.take(pa.array(changes.ops))
-        missing = _missing(changes)
+        missing = _missing(changes, renamed)
         if missing is not None:
             columns[MISSING] = missing
         facts = self._facts(changes, decoded)
@@ -229,7 +235,7 @@ class LogReader(SplitReader):
             is_row = pa.array(~np.isin(changes.ops, (Op.DELETE, Op.TRUNCATE)))
             after = pc.if_else(is_row, json_texts(changes.rows.to_struct_array()), pa.scalar(None, pa.string()))
             before = _before_texts(changes)
-            missing = _missing(changes)
+            missing = _missing(changes, {})
             columns = {
                 OP: _WORDS.take(pa.array(changes.ops)),
                 TABLE: pa.repeat(pa.scalar(changes.schema.table), len(changes.ops)),
@@ -269,12 +275,12 @@ class LogReader(SplitReader):
             yield Rows(origin, made, pa.array(order).take(places), fitted.bad, port=port, rescued=counts)
 
 
-def _missing(changes: Changes) -> pa.Array | None:
+def _missing(changes: Changes, renamed: Mapping[str, str]) -> pa.Array | None:
     """Return for every row the columns whose values the log left out; None if it has all of them.
 
     Of a delete the key is enough. A change row that empties the table has none.
     """
-    names = [column.name for column in changes.schema.columns]
+    names = [renamed.get(column.name, column.name) for column in changes.schema.columns]
     asked, empties = changes.ops != Op.DELETE, changes.ops == Op.TRUNCATE
     known = {name: mask & asked for name, mask in zip(names, changes.missing, strict=True) if mask is not None}
     masks = {name: known.get(name, empties) | empties for name in names}

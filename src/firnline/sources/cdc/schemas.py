@@ -17,6 +17,7 @@ from firnline.sources.files.formats.arrow_fit import own_field
 from firnline.types import Json
 
 VERSIONS = "schemas"  # of an input record: the versions that begin in the file
+SILENT = "silent"  # of an input record: statements in the file that changed rows which are not in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,60 @@ class SchemaVersion:
     def from_json(cls, value: Mapping[str, Json]) -> SchemaVersion:
         columns = tuple(VersionColumn.from_json(one) for one in value["columns"])
         return cls(str(value["table"]), columns, str(value["position"]), int(value["committed_at"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SilentChange:
+    """A change of rows that the log does not have: of a statement, or of a column that is new or has another type."""
+
+    table: str
+    reason: str
+    position: str  # where in the log, in the database's own words
+
+    def to_json(self) -> dict[str, Json]:
+        return {"table": self.table, "reason": self.reason, "position": self.position}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> SilentChange:
+        return cls(str(value["table"]), str(value["reason"]), str(value["position"]))
+
+
+def silent_changes(decoded: Decoded) -> list[SilentChange]:
+    """Return what statements did to rows that are not in the log."""
+    return [
+        SilentChange(table, one.silent, decoded.transactions[one.transaction].position)
+        for one in decoded.ddl
+        if one.silent
+        for table in one.tables
+    ]
+
+
+def compare_versions(before: SchemaVersion, after: SchemaVersion) -> SilentChange | None:
+    """Return how rows that were there before a schema may differ from the log, where the log has no statements."""
+    old, new = {one.name: one for one in before.columns}, {one.name: one for one in after.columns}
+    reasons = [f"column {name} is new: rows from before lack its default" for name in new if name not in old]
+    reasons += [
+        f"column {name} became {one.native}: rows from before keep their old value"
+        for name, one in new.items()
+        if name in old and old[name].native != one.native
+    ]
+    return SilentChange(after.table, "; ".join(reasons), after.position) if reasons else None
+
+
+def changed_tables(known: Mapping[str, str], records: Iterable[Mapping[str, Json]]) -> dict[str, str]:
+    """Return the tables of which rows may have changed without being in the log, with the reason.
+
+    From the input records of a slice: tables whose schema is another one than in `known`, fingerprints by table, and
+    those that statements name. They are the ones to read again, if that is wanted.
+    """
+    found: dict[str, str] = {}
+    for record in records:
+        for value in record.get(VERSIONS) or []:
+            if value["table"] in known:
+                found.setdefault(str(value["table"]), f"the schema is another one from {value['position']} on")
+        for value in record.get(SILENT) or []:
+            found[str(value["table"])] = str(value["reason"])
+    return found
 
 
 def versions_of(decoded: Decoded) -> list[SchemaVersion]:

@@ -29,7 +29,7 @@ from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import VERSIONS, SchemaVersion, new_versions
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, changed_tables, new_versions
 from firnline.sources.cdc.snapshots import Asked, SnapshotTaker
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_all, list_names, read_facts
 from firnline.sources.cdc.spooling import Spooler, SpoolSettings
@@ -318,6 +318,8 @@ class LogSource(Source):
         for item in (item for split in plan.splits for item in split.inputs):
             outcome = by_name[str(item["path"])]
             told = {name: outcome[name] for name in ("again", "seen", "moved") if name in outcome}
+            if silent := [one for one in outcome.get(SILENT, []) if self._tables.covers(one["table"])]:
+                told[SILENT] = silent
             if not item.get("transactions", 1) and not item["rows"]:
                 told[IDLE] = True
             record = {**item, "from": 0, "to": outcome["rows"], "status": "committed", "processed_time": now, **told}
@@ -328,6 +330,9 @@ class LogSource(Source):
         schemas = dict(known.schemas)
         for record in _in_log_order(records):
             record[VERSIONS] = [one.to_json() for one in _new_versions(schemas, record)]
+        for table, reason in changed_tables(known.schemas, records).items():
+            facts = {"source": self.name, "table": table}
+            logger.warning("rows may have changed that are not in the log: %s", reason, extra=facts)
         return _after(known, records, schemas).to_json(), records
 
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:

@@ -18,7 +18,7 @@ from firnline.sources.mysql import events as ev
 from firnline.sources.mysql import kernel
 from firnline.sources.mysql.convert import ColumnValues, convert
 from firnline.sources.mysql.events import Header, damaged, read_length
-from firnline.sources.mysql.statements import Kind, classify
+from firnline.sources.mysql.statements import Kind, classify, find_silent
 from firnline.sources.mysql.tables import Table, read_table
 
 MAX_BATCH_BYTES = 1 << 28  # of the events of one batch; so no column has more bytes than Arrow's offsets can count
@@ -108,7 +108,10 @@ class MySqlDecoder(LogDecoder):
         for table, index, number in state.emptied:
             changes.append(_emptied(state, table, index, int(starts[number]), self._with_before))
         changes.sort(key=lambda one: int(one.order[0]))
-        ddl = [Ddl(tables, text, index, int(starts[number])) for tables, text, index, number in state.ddl]
+        ddl = [
+            Ddl(tables, text, index, int(starts[number]), find_silent(text))
+            for tables, text, index, number in state.ddl
+        ]
         return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)
 
     def _note(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:

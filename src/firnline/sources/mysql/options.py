@@ -18,6 +18,7 @@ class MySqlSourceOptions(LogSourceOptions):
     """A MySQL or MariaDB source: the changes of tables, from the server's binary log."""
 
     type: ClassVar[str] = "mysql"
+    logs_statements: ClassVar[bool] = True
 
     server_id: int | None = field(default=None, kw_only=True)  # None: made from the names of pipeline and source
     partial_inserts: bool = field(default=False, kw_only=True)  # take inserts whose defaults the log leaves out

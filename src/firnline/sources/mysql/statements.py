@@ -44,6 +44,17 @@ _TABLE_DDL = re.compile(
 _DROP = re.compile(rf"DROP\s+TABLE(?:\s+IF\s+EXISTS)?\s*({_TABLE}(?:\s*,\s*{_TABLE})*)", re.IGNORECASE)
 _RENAME = re.compile(r"RENAME\s+TABLES?(?:\s+IF\s+EXISTS)?\s*(.*)", re.IGNORECASE | re.DOTALL)
 _DATABASE = re.compile(r"(?:DROP|ALTER)\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
+_SILENT_CHANGES = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), effect)
+    for pattern, effect in (
+        (r"^DROP\s+(TABLE|DATABASE|SCHEMA)\b", "removed the rows: they stay here"),
+        (r"^(RENAME\s+TABLE|ALTER\b.*?\bRENAME\s+(TO|AS)\b)", "gave the rows to another name: they stay here"),
+        (r"^ALTER\b.*\b(DROP|TRUNCATE|EXCHANGE|DISCARD|IMPORT)\s+(PARTITION|TABLESPACE)\b", "changed whole partitions"),
+        (r"^ALTER\b.*\b(MODIFY|CHANGE|CONVERT)\b", "may have changed values: rows from before keep their old ones"),
+        (r"^ALTER\b.*\bADD\b(?!\s+(INDEX|KEY|UNIQUE|FULLTEXT|SPATIAL|PRIMARY|CONSTRAINT|FOREIGN|CHECK|PARTITION)\b)"
+         r".*\b(DEFAULT|NOT\s+NULL|AS|AUTO_INCREMENT)\b", "added a column with values: rows from before lack them"),
+    )
+)  # fmt: skip
 _SILENT = frozenset(
     {
         "ALTER", "ANALYZE", "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CREATE", "DROP", "FLUSH", "GRANT",
@@ -88,6 +99,16 @@ def classify(statement: str, database: str) -> Statement:
     if first in _SILENT:
         return Statement(Kind.SILENT)
     return Statement(Kind.ROWS)
+
+
+def find_silent(statement: str) -> str:
+    """Return how DDL may change rows that are there already, which no row event tells; empty if it does not."""
+    text = _LITERAL.sub("''", _COMMENT.sub(lambda found: f" {found.group(1) or ''} ", statement)).strip()
+    shown = " ".join(statement.split())[:200]
+    for pattern, effect in _SILENT_CHANGES:
+        if pattern.search(text):
+            return f"{shown!r} {effect}"
+    return ""
 
 
 def _table(name: str, database: str) -> str:

@@ -1,0 +1,72 @@
+"""Columns whose type was changed in the database: where their values go if the column here cannot hold them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+
+from firnline.errors import SchemaError
+from firnline.schema import is_json, is_wider, type_to_text
+from firnline.sources.cdc.log import TableSchema
+from firnline.sources.columns import Columns
+from firnline.sources.files.formats.arrow_fit import own_field
+
+_INTEGER_DIGITS = {pa.int32(): 10, pa.int64(): 19}
+_FLOAT_DIGITS = {pa.float32(): 6, pa.float64(): 15}  # decimals with so many digits come back from a float as they were
+
+
+def new_names(schema: TableSchema, columns: Columns) -> dict[str, str]:
+    """Return the columns of a table that get another name here, because the column of their name has a type that cannot
+    hold theirs: `<name>_v2`, or the first such name that can.
+
+    Only with `evolution: add`; otherwise the values are rescued, or stop the run. Decided by types alone, so that all
+    rows of a schema have their values in the same column.
+
+    Raises:
+        SchemaError: the column is part of the key, which must not be in two columns.
+    """
+    if columns.evolution != "add":
+        return {}
+    known = {field.name: field for field in columns.decoded if field.name in columns.frozen}
+    taken = {column.name for column in schema.columns}
+    found: dict[str, str] = {}
+    for column in schema.columns:
+        own, held = own_field(column.name, column.type), known.get(column.name)
+        if own is None or held is None or can_hold(held, own):
+            continue
+        if column.is_key:
+            raise SchemaError(
+                f"table {schema.table}: {column.name}, a column of the key, has the type {column.native} now, which a "
+                f"column of the type {type_to_text(held)} cannot hold",
+                hint="Change the type back, or capture the table anew into a table of another name.",
+            )
+        names = (f"{column.name}_v{number}" for number in itertools.count(2))
+        found[column.name] = next(
+            name for name in names if name not in taken and (name not in known or can_hold(known[name], own))
+        )
+    return found
+
+
+def can_hold(held: pa.Field, new: pa.Field) -> bool:
+    """Return whether a column, as it is or widened, holds every value of another type."""
+    old, kind = held.type, new.type
+    if old == kind or is_json(held) or is_wider(old, kind):
+        return True
+    if pa.types.is_string(old):
+        return not (pa.types.is_binary(kind) or pa.types.is_nested(kind))
+    if pa.types.is_decimal(old):
+        scale, digits = _decimal_size(kind)
+        return bool(scale <= old.scale and digits - scale <= old.precision - old.scale)
+    if old in _FLOAT_DIGITS:
+        return kind == pa.float32() or _decimal_size(kind)[1] <= _FLOAT_DIGITS[old]
+    if pa.types.is_timestamp(old):
+        return bool(pa.types.is_date(kind))
+    return bool(old == pa.int64() and kind == pa.int32())
+
+
+def _decimal_size(kind: pa.DataType) -> tuple[int, int]:
+    """Return the scale, and the number of digits, of a type of exact numbers; of other types more than any holds."""
+    if pa.types.is_decimal(kind):
+        return kind.scale, kind.precision
+    return (0, _INTEGER_DIGITS[kind]) if kind in _INTEGER_DIGITS else (0, 1000)

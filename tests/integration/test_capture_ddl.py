@@ -1,0 +1,220 @@
+"""Altered tables: every change takes effect at its place in the log, and what the log does not have is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firnline.cli.output import Output
+from firnline.cli.status import _show
+from firnline.history.status import load_status
+from firnline.options import PipelineOptions, SchemaOptions
+from firnline.run.open_pipeline import open_pipeline
+from tests.integration.test_mysql_source import DATABASE
+from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
+from tests.integration.test_mysql_source import captured as captured_binlog
+from tests.support.captured import ORDERS, captured, delta_rows, execute
+from tests.support.pipelines import run_once, run_to_end
+
+
+class Database:
+    """The table `orders` of either kind of server."""
+
+    def __init__(self, server: Any, folder: Path) -> None:
+        self.is_binlog = not isinstance(server, str)
+        self._server = server
+        if self.is_binlog:
+            server.run(f"CREATE DATABASE {DATABASE}", BINLOG_ORDERS)
+            self.options = captured_binlog(server, folder)
+        else:
+            execute(server, ORDERS)
+            self.options = captured(server, folder)
+
+    def run(self, *statements: str) -> None:
+        """Execute statements, with `orders` for the table."""
+        if self.is_binlog:
+            self._server.run(*(one.replace("orders", f"{DATABASE}.orders", 1) for one in statements))
+        else:
+            execute(self._server, *statements)
+
+    def retype(self, column: str, kind: str, native: str = "") -> None:
+        """Change the type of a column; `native`: as PostgreSQL calls it."""
+        if self.is_binlog:
+            self.run(f"ALTER TABLE orders MODIFY {column} {kind}")
+        else:
+            self.run(f"ALTER TABLE orders ALTER COLUMN {column} TYPE {native or kind}")
+
+
+@pytest.fixture(
+    params=[
+        "postgres",
+        pytest.param("mysql", marks=pytest.mark.mysql),
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+    ]
+)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return Database(request.getfixturevalue(request.param), tmp_path)
+
+
+def silent(options: PipelineOptions) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = load_status(open_pipeline(options)).sources[0]["silent_changes"]
+    return found
+
+
+def test_columns_are_added_dropped_renamed_and_widened_at_their_place(database: Database, tmp_path: Path) -> None:
+    """Every row is decoded by the schema of its own place; PostgreSQL does all of it in one transaction."""
+    run_to_end(database.options)
+    statements = [
+        "INSERT INTO orders VALUES (1, 1, 'a')",
+        "ALTER TABLE orders ADD COLUMN extra int",
+        "INSERT INTO orders VALUES (2, 2, 'b', 20)",
+        f"ALTER TABLE orders {'MODIFY extra' if database.is_binlog else 'ALTER COLUMN extra TYPE'} bigint",
+        "INSERT INTO orders VALUES (3, 3, 'c', 30000000000)",
+        "ALTER TABLE orders DROP COLUMN note",
+        "INSERT INTO orders VALUES (4, 4, 40)",
+        "ALTER TABLE orders RENAME COLUMN extra TO other",
+        "INSERT INTO orders VALUES (5, 5, 50)",
+        "UPDATE orders SET other = 21 WHERE id = 2",
+    ]
+    database.run(*(statements if database.is_binlog else [f"BEGIN; {'; '.join(statements)}; COMMIT"]))
+    run = run_once(database.options)
+    assert run.exit_code == 0
+    assert database.is_binlog or run.result.epochs == 1
+    assert delta_rows(tmp_path / "current", "id", "note", "extra", "other") == [
+        (1, "a", None, None), (2, None, None, 21), (3, "c", 30000000000, None), (4, None, 40, None),
+        (5, None, None, 50),
+    ]  # fmt: skip
+    assert delta_rows(tmp_path / "history", "id", "_op", "note", "extra", "other") == [
+        (1, "insert", "a", None, None), (2, "insert", "b", 20, None), (2, "update", None, None, 21),
+        (3, "insert", "c", 30000000000, None), (4, "insert", None, 40, None), (5, "insert", None, None, 50),
+    ]  # fmt: skip
+    versions = load_status(open_pipeline(database.options)).sources[0]["schemas"]
+    assert versions[0]["version"] == 5
+
+
+def test_a_widened_column_of_a_table_that_is_there_is_widened(database: Database, tmp_path: Path) -> None:
+    database.run("ALTER TABLE orders ADD COLUMN extra int")
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (1, 1, 'a', 10)")
+    run_to_end(database.options)
+    database.retype("extra", "bigint")
+    database.run("INSERT INTO orders VALUES (2, 2, 'b', 30000000000)")
+    run_to_end(database.options)
+    assert delta_rows(tmp_path / "current", "id", "extra") == [(1, 10), (2, 30000000000)]
+
+
+def test_a_type_that_the_column_cannot_hold_gets_a_column_of_its_own(database: Database, tmp_path: Path) -> None:
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (1, 1.5, 'a'), (2, 2, 'b')")
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (3, 3, 'c')")
+    database.retype("amount", "varchar(20)")
+    database.run("INSERT INTO orders VALUES (4, 'much', 'd')", "UPDATE orders SET amount = 'more' WHERE id = 2")
+    database.run("UPDATE orders SET amount = NULL WHERE id = 3")
+    run_to_end(database.options)
+    expected = [(1, Decimal("1.50"), None), (2, None, "more"), (3, None, None), (4, None, "much")]
+    assert delta_rows(tmp_path / "current", "id", "amount", "amount_v2") == expected
+    database.run("DELETE FROM orders WHERE id IN (2, 4)")
+    database.retype("amount", "decimal(10,2)", "numeric(10,2) USING amount::numeric")
+    database.run("INSERT INTO orders VALUES (5, 5, 'e')")
+    database.retype("amount", "decimal(14,2)")
+    database.run("INSERT INTO orders VALUES (6, 123456789012.5, 'f')")
+    run_to_end(database.options)
+    rows = delta_rows(tmp_path / "current", "id", "amount", "amount_v2")
+    assert rows == [
+        (1, Decimal("1.50"), None),
+        (3, None, None),
+        (5, Decimal("5.00"), None),
+        (6, None, "123456789012.50"),
+    ]
+
+
+def test_a_type_that_does_not_fit_stops_a_run_that_must_not_change_columns(database: Database, tmp_path: Path) -> None:
+    source = replace(database.options.sources[0], schema=SchemaOptions(evolution="fail"))
+    options = replace(database.options, sources=(source,))
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (1, 1.5, 'a')")
+    run_to_end(database.options)
+    database.retype("amount", "varchar(20)")
+    database.run("INSERT INTO orders VALUES (2, 'much', 'b')")
+    run = run_once(options)
+    assert run.error_code == "schema"
+    assert run.result.error is not None
+    assert "amount" in run.result.error.message
+    assert delta_rows(tmp_path / "current", "id", "amount") == [(1, Decimal("1.50"))]
+    run_to_end(database.options)
+    assert delta_rows(tmp_path / "current", "id", "amount_v2") == [(1, None), (2, "much")]
+
+
+def test_a_key_of_another_type_stops_the_run(database: Database, tmp_path: Path) -> None:
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (1, 1.5, 'a')")
+    run_to_end(database.options)
+    database.retype("id", "varchar(20)")
+    database.run("INSERT INTO orders VALUES ('x', 1, 'b')")
+    run = run_once(database.options)
+    assert run.error_code == "schema"
+    assert run.result.error is not None
+    assert "a column of the key" in run.result.error.message
+    assert delta_rows(tmp_path / "current", "id") == [(1,)]
+
+
+def test_rows_that_changed_without_being_in_the_log_are_named(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run_to_end(database.options)
+    database.run("INSERT INTO orders VALUES (1, 1, 'a')")
+    run_to_end(database.options)
+    assert silent(database.options) == []
+    database.run("ALTER TABLE orders ADD COLUMN extra int DEFAULT 7")
+    database.retype("note", "varchar(700)")
+    database.run("INSERT INTO orders VALUES (2, 2, 'b', 8)")
+    caplog.clear()
+    run_to_end(database.options)
+    assert "rows may have changed that are not in the log" in caplog.text
+    reasons = " ".join(one["reason"] for one in silent(database.options))
+    assert "extra" in reasons
+    assert "note" in reasons
+    assert {one["table"].partition(".")[2] for one in silent(database.options)} == {"orders"}
+    _show(Output(), load_status(open_pipeline(database.options)))
+    assert "not in the log of db" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE orders",
+        "RENAME TABLE orders TO old",
+        "ALTER TABLE orders RENAME TO old",
+        "ALTER TABLE orders TRUNCATE PARTITION p1",
+        "ALTER TABLE orders CONVERT TO CHARACTER SET latin1",
+        "alter table orders add column x int not null",
+        "ALTER TABLE orders ADD x int DEFAULT 5, ADD INDEX (x)",
+        "ALTER TABLE orders ADD COLUMN (x int GENERATED ALWAYS AS (id * 2))",
+    ],
+)
+def test_statements_that_change_rows_silently(statement: str) -> None:
+    from firnline.sources.mysql.statements import find_silent
+
+    assert statement[:20] in find_silent(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE orders ADD COLUMN x int",
+        "ALTER TABLE orders ADD COLUMN x varchar(9) COMMENT 'NOT NULL DEFAULT'",
+        "ALTER TABLE orders ADD INDEX (x)",
+        "ALTER TABLE orders DROP COLUMN x",
+        "CREATE TABLE orders (id int NOT NULL)",
+        "ALTER TABLE orders RENAME COLUMN a TO b",
+    ],
+)
+def test_statements_that_leave_rows_as_they_are(statement: str) -> None:
+    from firnline.sources.mysql.statements import find_silent
+
+    assert not find_silent(statement)
