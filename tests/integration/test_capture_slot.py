@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,10 @@ from firnline.sources.cdc.spool import list_names
 from firnline.sources.group import EpochPlan
 from firnline.sources.postgres import stream
 from firnline.sources.postgres.messages import parse_lsn
+from tests.support.captured import captured as with_snapshot
 from tests.support.captured import (
     ORDERS,
     Capturing,
-    captured,
     check_current,
     count_history,
     execute,
@@ -65,6 +66,11 @@ class Gate(Observer):
     def planned(self, epoch: int, plan: EpochPlan) -> None:
         self.waits.set()
         self._is_open.wait()
+
+
+def captured(dsn: str, folder: Path, **settings: Any) -> PipelineOptions:
+    """A pipeline that begins with the log alone: no epoch reads rows that are there."""
+    return with_snapshot(dsn, folder, snapshot="never", **settings)
 
 
 def confirmed(dsn: str) -> int:
