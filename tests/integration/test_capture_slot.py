@@ -25,7 +25,6 @@ from firnline.sources.cdc.spool import list_names
 from firnline.sources.group import EpochPlan
 from firnline.sources.postgres import stream
 from firnline.sources.postgres.messages import parse_lsn
-from tests.support.captured import captured as with_snapshot
 from tests.support.captured import (
     ORDERS,
     Capturing,
@@ -36,6 +35,7 @@ from tests.support.captured import (
     query,
     wait_until,
 )
+from tests.support.captured import captured as with_snapshot
 from tests.support.pipelines import run_once, run_to_end
 
 SLOT = "SELECT confirmed_flush_lsn, restart_lsn, active_pid FROM pg_replication_slots"
