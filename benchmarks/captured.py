@@ -184,7 +184,7 @@ class MySql(Database):
             Path(folder, kept["file"]).symlink_to(os.devnull)
             subprocess.run(
                 [*self._program, "--no-defaults", "--read-from-remote-server", "--raw", f"--result-file={folder}/",
-                 "--ssl-mode=DISABLED", "--get-server-public-key", "--host=127.0.0.1", f"--port={self._server.port}",
+                 "--host=127.0.0.1", f"--port={self._server.port}",
                  "--user=firnline", f"--start-position={kept['pos']}", kept["file"]],
                 check=True, capture_output=True, env={**os.environ, "MYSQL_PWD": PASSWORD},
             )  # fmt: skip

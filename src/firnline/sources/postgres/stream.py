@@ -24,6 +24,7 @@ STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent re
 CONNECT_SECONDS = 15.0
 ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
 PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
+PASSED_ROWS = 100_000  # at once, without a look at the clock
 _KEPT = bytes([m.XLOG_DATA]) + bytes(m.DATA_HEADER - 1)  # before a message that is read again
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
@@ -223,6 +224,8 @@ class PostgresStream(LogStream):
                 begin = m.Begin.parse(message)
             elif message[0] == m.COMMIT:
                 commit = m.Commit.parse(message)
+            elif message[0] in m.ROWS:
+                self._pass_rows()
             elif message[0] in (m.RELATION, m.TYPE):
                 self._note(message)
         found = LastTransaction(
@@ -313,6 +316,24 @@ class PostgresStream(LogStream):
             raise self._server.translate(error) from error
         self._rows += rows
         return size
+
+    def _pass_rows(self) -> None:
+        """Pass over rows as long as they come one after the other: the last transaction may have many.
+
+        The message that ends them is kept for `_next`.
+        """
+        get, kinds = self._open_connection().get_copy_data, m.ROWS
+        try:
+            for _ in range(PASSED_ROWS):
+                count, data = get(1)
+                if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
+                    if count > 0:
+                        self._kept = bytes(data)
+                    elif count == -1:
+                        raise self._refused(self._open_connection(), "the server ended the stream")
+                    break
+        except psycopg.Error as error:
+            raise self._server.translate(error) from error
 
     def _is_captured(self, relation: bytes) -> bool:
         """Return whether the table of a row is captured. Rows outside of a transaction are none of ours."""
