@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -18,10 +19,21 @@ from firnline.options import PipelineOptions
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.cdc.position import LogPosition
 from firnline.testing.local import LocalEngine
-from tests.support.captured import ORDERS, Capturing, captured, check_current, execute, history, query, wait_until
+from tests.support.captured import (
+    ORDERS,
+    Capturing,
+    captured,
+    check_current,
+    delta_rows,
+    execute,
+    history,
+    query,
+    wait_until,
+)
 from tests.support.pipelines import run_once, run_to_end
 
 
@@ -216,3 +228,49 @@ def test_a_gap_that_is_accepted_alone_loses_what_lies_between(database: str, tmp
     after = open_pipeline(options)
     gaps = [record for _, record in after.ledger_files(after.load().entry) if record.get("gap")]
     assert len(gaps) == 1
+
+
+def events(dsn: str, folder: Path) -> PipelineOptions:
+    """A pipeline with the history of a table that has no key."""
+    options = captured(dsn, folder, tables=("events",))
+    return replace(options, sinks=(DeltaSinkOptions("history", str(folder / "history"), input="db.events"),))
+
+
+def test_a_table_without_a_key_is_read_whole_and_no_insert_is_lost_or_doubled(database: str, tmp_path: Path) -> None:
+    execute(database, "CREATE TABLE events (n int)", "INSERT INTO events SELECT g FROM generate_series(1, 950) g")
+    options = events(database, tmp_path)
+    stop, written = threading.Event(), 950
+
+    def write() -> None:
+        nonlocal written
+        with psycopg.connect(database, autocommit=True) as db:
+            while not stop.is_set():
+                written += 1
+                db.execute("INSERT INTO events VALUES (%s)", (written,))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        with Capturing(options):
+            wait_until(lambda: has_read_all(options))
+            seen = written
+            wait_until(lambda: written > seen + 20)
+    finally:
+        stop.set()
+        thread.join()
+    run_to_end(options)
+    rows = Counter(n for n, _ in delta_rows(tmp_path / "history", "n", "_op"))
+    assert rows == Counter(range(1, written + 1))
+    assert position(options).left_out == {}, "the log has passed the snapshot"
+    run_to_end(options)
+
+
+def test_a_table_without_a_key_that_comes_later_is_read_once(database: str, tmp_path: Path) -> None:
+    options = events(database, tmp_path)
+    run_to_end(options)
+    execute(database, "CREATE TABLE events (n int)", "INSERT INTO events VALUES (1), (2)")
+    for number in range(3, 6):
+        run_to_end(options)
+        execute(database, f"INSERT INTO events VALUES ({number})")
+    run_to_end(options)
+    assert [n for (n,) in delta_rows(tmp_path / "history", "n")] == [1, 2, 3, 4, 5]

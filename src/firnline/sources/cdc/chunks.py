@@ -32,6 +32,9 @@ class SnapshotBegin:
     where: str = ""  # only rows for which this condition in SQL holds
     request: str = ""  # of the person who asked for it
     empties: bool = False  # sinks lose what they have of the table first
+    # Of a table without a key, which is read whole in this epoch: what its snapshot sees, and where the log was then.
+    sees: Json = None
+    high: Json = None
 
     @property
     def path(self) -> str:
@@ -39,7 +42,8 @@ class SnapshotBegin:
 
     def to_json(self) -> dict[str, Json]:
         begins = {"table": self.table, "snapshot": self.snapshot, "estimate": self.estimate, "where": self.where}
-        return {"path": self.path, "begins": {**begins, "request": self.request, "empties": self.empties}}
+        more = {"request": self.request, "empties": self.empties, "sees": self.sees, "high": self.high}
+        return {"path": self.path, "begins": {**begins, **more}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> SnapshotBegin:
@@ -51,7 +55,24 @@ class SnapshotBegin:
             str(begins["where"]),
             str(begins["request"]),
             bool(begins["empties"]),
+            begins["sees"],
+            begins["high"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPassed:
+    """The log has passed the snapshot of a table without a key: no change of it is left out any more."""
+
+    table: str
+    snapshot: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"path": f"{self.snapshot}.passed", "passed": {"table": self.table, "snapshot": self.snapshot}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> SnapshotPassed:
+        return cls(str(value["passed"]["table"]), str(value["passed"]["snapshot"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,9 @@ class Chunk:
 
 class TableReader(ABC):
     """Reads tables chunk by chunk while the log goes on. Holds no lock that an application could wait for, and no
-    transaction longer than a chunk. Used by one thread at a time."""
+    transaction longer than a chunk, but for tables without a key. Used by one thread at a time."""
+
+    reads_whole = False  # whether it reads tables without a key
 
     @abstractmethod
     def find_tables(self) -> list[TableFacts]:
@@ -220,6 +222,14 @@ class TableReader(ABC):
             TableGoneError: there is no such table any more.
             SourceError: it cannot be read now.
         """
+
+    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
+        """Read a table that has no key, in one snapshot, in chunks of up to `limit` rows; only if `reads_whole`.
+
+        All chunks say the same in `sees`, which is exact: the snapshot sees these transactions and no others. Only the
+        last one has a `high`, and `is_last`. Returns None as `read_chunk`, and raises the same.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

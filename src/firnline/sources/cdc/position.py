@@ -25,6 +25,10 @@ class TableSnapshot:
     where: str = ""
     request: str = ""  # of the person who asked for it
     done: bool = False
+    # Of a table without a key, until the log has passed `high`: changes of transactions that its snapshot sees are
+    # left out.
+    sees: Json = None
+    high: Json = None
 
     @property
     def serial(self) -> int:
@@ -33,7 +37,8 @@ class TableSnapshot:
     def to_json(self) -> dict[str, Json]:
         if self.done:
             request = {"request": self.request} if self.request else {}
-            return {"id": self.id, "rows": self.rows, "chunks": self.chunks, **request, "done": True}
+            seen = {"sees": self.sees, "high": self.high} if self.sees is not None else {}
+            return {"id": self.id, "rows": self.rows, "chunks": self.chunks, **request, **seen, "done": True}
         return {
             "id": self.id,
             "after": self.after,
@@ -43,6 +48,7 @@ class TableSnapshot:
             "estimate": self.estimate,
             "where": self.where,
             "request": self.request,
+            **({"sees": self.sees, "high": self.high} if self.sees is not None else {}),
         }
 
     @classmethod
@@ -57,6 +63,8 @@ class TableSnapshot:
             str(value.get("where", "")),
             str(value.get("request", "")),
             bool(value.get("done", False)),
+            value.get("sees"),
+            value.get("high"),
         )
 
     @property
@@ -82,6 +90,11 @@ class LogPosition:
         """The snapshots that are not done, in the order in which they began."""
         found = [(table, one) for table, one in self.snapshots.items() if not one.done]
         return dict(sorted(found, key=lambda item: item[1].serial))
+
+    @property
+    def left_out(self) -> dict[str, Json]:
+        """By table: what a snapshot sees whose transactions are left out of the log."""
+        return {table: one.sees for table, one in self.snapshots.items() if one.sees is not None}
 
     @property
     def serial(self) -> int:

@@ -87,6 +87,8 @@ class LogReader(SplitReader):
         for item in self._inputs:
             if "begins" in item:
                 yield from self._begin_snapshot(SnapshotBegin.from_json(item), budget)
+            elif "passed" in item:
+                self._outcomes.append(_Read(str(item["path"])))
             elif "chunk" in item:
                 yield from self._read_chunk(ChunkFile.from_json(item), budget)
             else:
@@ -94,7 +96,7 @@ class LogReader(SplitReader):
 
     def _read_log(self, file: SpoolFile, budget: Budget) -> Iterator[Sequence[Rows]]:
         content = self._content(file.name)
-        decoded = self._decoder.decode(content.context, content.frames)
+        decoded = self._leave_out(file, self._decoder.decode(content.context, content.frames))
         outcome = _Read(file.name)
         yield from self._hand_on(file.name, decoded, outcome, budget)
         outcome.schemas = new_versions({}, versions_of(decoded))
@@ -106,6 +108,21 @@ class LogReader(SplitReader):
         budget.bytes_read += file.size_bytes
         budget.raw_bytes += len(content.frames)
         self._outcomes.append(outcome)
+
+    def _leave_out(self, file: SpoolFile, decoded: Decoded) -> Decoded:
+        """Leave out changes that the snapshot of a table without a key has."""
+        if not file.left_out:
+            return decoded
+        sees = {table: self._decoder.sees(one, decoded.transactions) for table, one in file.left_out.items()}
+        kept: list[Changes] = []
+        for changes in decoded.changes:
+            if changes.schema.table in sees:
+                chosen = np.flatnonzero(~sees[changes.schema.table][changes.transaction])
+                if not len(chosen):
+                    continue
+                changes = _take(changes, chosen) if len(chosen) < len(changes.ops) else changes
+            kept.append(changes)
+        return replace(decoded, changes=kept)
 
     def _hand_on(self, origin: str, decoded: Decoded, outcome: _Read, budget: Budget) -> Iterator[Sequence[Rows]]:
         for rows in self._rows(origin, decoded):
@@ -147,7 +164,9 @@ class LogReader(SplitReader):
         chunk = self._decoder.decode_chunk(content.context, content.frames)
         if chunk.rows.num_rows != file.rows:
             raise DamagedError(f"the chunk {file.name} has {chunk.rows.num_rows} rows instead of {file.rows}")
-        unseen, outcome.facts["seen"] = self._find_unseen(file)
+        unseen: list[Changes] = []
+        if file.key:
+            unseen, outcome.facts["seen"] = self._find_unseen(file)
         outcome.facts["again"] = find_again(chunk, unseen)
         if outcome.facts["again"]:
             return

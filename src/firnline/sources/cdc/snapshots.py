@@ -12,7 +12,7 @@ import logging
 import random
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from firnline.clock import monotonic
 from firnline.errors import FirnlineError, SinkError, SourceError
 from firnline.faults import fault_point
 from firnline.names import chunk_name
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
 from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.spool import Content, pack
@@ -70,6 +70,18 @@ class _Taken:
 
 
 @dataclass(slots=True)
+class _Whole:
+    """A table without a key, which is read whole: its begin and its chunks, once they are read."""
+
+    begin: SnapshotBegin | None = None
+    chunks: list[ChunkFile] = field(default_factory=list)
+    failures: int = 0
+    not_before: float = 0.0
+    barrier: Json = None
+    error: FirnlineError | None = None
+
+
+@dataclass(slots=True)
 class _Shared:
     """What the thread and plans share, under one lock."""
 
@@ -77,7 +89,11 @@ class _Shared:
     tables: dict[str, TableFacts] | None = None  # that exist; None: nobody has looked yet
     cursors: dict[str, _Cursor] = field(default_factory=dict)  # by id of the snapshot
     taken: list[_Taken] = field(default_factory=list)  # in the order of their snapshots
+    wholes: dict[str, _Whole] = field(default_factory=dict)  # by table, until their epoch is decided
+    passing: dict[str, Awaited] = field(default_factory=dict)  # by id: where the log has passed such a table's snapshot
+    has_looked: bool = False
     asked: dict[str, Asked] = field(default_factory=dict)  # by request
+    refused: set[str] = field(default_factory=set)  # requests
     made: set[str] = field(default_factory=set)  # ids of this run
     error: FirnlineError | None = None  # of the last look at the tables
 
@@ -152,6 +168,9 @@ class SnapshotTaker:
                     shared.cursors[id_] = _Cursor(one)
             shared.cursors = {id_: cursor for id_, cursor in shared.cursors.items() if id_ in running}
             shared.taken = [taken for taken in shared.taken if taken.file.snapshot in running]
+            for one in position.snapshots.values():
+                if one.sees is not None and one.id not in shared.passing:
+                    shared.passing[one.id] = self._spooler.wait_for(one.high)
             self._news.notify_all()
 
     def forget_decided(self, position: LogPosition) -> None:
@@ -165,6 +184,8 @@ class SnapshotTaker:
                 or state.id != one.file.snapshot
                 or not (state.done or one.file.number <= state.chunks)
             ]
+            for table in self._shared.wholes.keys() & done.keys():
+                del self._shared.wholes[table]
 
     def begins(self, position: LogPosition) -> list[SnapshotBegin]:
         """Return the snapshots that the next epoch begins."""
@@ -172,6 +193,11 @@ class SnapshotTaker:
             shared = self._shared
             if shared.tables is None:
                 return []
+            begins = [
+                one.begin
+                for table, one in shared.wholes.items()
+                if one.begin is not None and table not in position.snapshots
+            ]
             chosen: dict[str, Asked | None] = {}
             for table in shared.tables.values():
                 if not table.key:
@@ -182,9 +208,17 @@ class SnapshotTaker:
                     chosen[table.name] = None
             answered = {one.request for one in position.snapshots.values()}
             for asked in shared.asked.values():
-                if asked.request not in answered and asked.table in shared.tables and shared.tables[asked.table].key:
+                if asked.request in answered or asked.table not in shared.tables:
+                    continue
+                if shared.tables[asked.table].key:
                     chosen[asked.table] = asked
-            serial, begins = position.serial, []
+                elif asked.request not in shared.refused:
+                    shared.refused.add(asked.request)
+                    logger.warning(
+                        "table without a key cannot be read again: its rows would come twice",
+                        extra={"source": self._name, "table": asked.table},
+                    )
+            serial = position.serial
             for name, asked_for in sorted(chosen.items()):
                 serial += 1
                 id_ = f"{serial:08d}-{secrets.token_hex(4)}"
@@ -194,6 +228,32 @@ class SnapshotTaker:
                     begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=asked_for.empties)
                 begins.append(begin)
             return begins
+
+    def holds_log(self, position: LogPosition) -> bool:
+        """Return whether the log must wait: a table without a key is being read, and what its snapshot sees is not
+        known yet. Nobody knows before the first look at the tables."""
+        with self._news:
+            waits = any(table not in position.snapshots for table in self._shared.wholes)
+            return waits or not self._shared.has_looked
+
+    def wholes(self, position: LogPosition, begins: Sequence[SnapshotBegin]) -> list[ChunkFile]:
+        """Return the chunks of the tables without a key that the next epoch begins and reads whole."""
+        begun = {one.table for one in begins}
+        with self._news:
+            found = [one for table, one in self._shared.wholes.items() if table in begun and one.begin is not None]
+            return [chunk for one in found for chunk in one.chunks]
+
+    def passed(self, position: LogPosition) -> list[SnapshotPassed]:
+        """Return the tables without a key whose snapshot the log has passed."""
+        with self._news:
+            return [
+                SnapshotPassed(table, one.id)
+                for table, one in position.snapshots.items()
+                if one.sees is not None
+                and (passed := self._shared.passing.get(one.id)) is not None
+                and passed.file is not None
+                and passed.file <= position.spool
+            ]
 
     def ready(self, position: LogPosition, end: int) -> list[ChunkFile]:
         """Return the chunks that may be given on behind a position, by an epoch whose last spool file is `end`."""
@@ -218,11 +278,12 @@ class SnapshotTaker:
         """
         with self._news:
             shared = self._shared
-            failing = [cursor.error for cursor in shared.cursors.values() if cursor.error is not None]
+            failing = [one.error for one in shared.cursors.values() if one.error is not None]
+            failing += [one.error for one in shared.wholes.values() if one.error is not None]
             error = shared.error or (failing[0] if failing else None)
             if error is not None:
                 raise error
-            if shared.tables is None or position.running:
+            if shared.tables is None or position.running or any(t not in position.snapshots for t in shared.wholes):
                 return False
         return not self.begins(position)
 
@@ -264,21 +325,32 @@ class SnapshotTaker:
             tables = {table.name: table for table in self._reader.find_tables()}
             with self._news:
                 known = self._shared.tables
+                self._find_wholes([tables[name] for name in tables.keys() - (known or {}).keys()])
             if known is None or tables.keys() - known.keys():
                 self._reader.prepare(list(tables))
         except FirnlineError as error:
             self._note_error(error)
+            with self._news:
+                self._shared.has_looked = True
             return False
         with self._news:
-            for name in tables.keys() - (known or {}).keys():
-                if not tables[name].key:
-                    logger.warning(
-                        "table without a key: rows that are there already are not read",
-                        extra={"source": self._name, "table": name},
-                    )
-            self._shared.tables, self._shared.error = tables, None
+            self._shared.tables, self._shared.error, self._shared.has_looked = tables, None, True
             self._news.notify_all()
         return True
+
+    def _find_wholes(self, new: Sequence[TableFacts]) -> None:
+        """Take note of new tables without a key. From now on the log waits, until they are read."""
+        position = self._shared.position
+        for table in new:
+            if table.key or self._mode == "never" or position is None or table.name in position.snapshots:
+                continue
+            if table.name in position.schemas or not self._reader.reads_whole:
+                logger.warning(
+                    "table without a key: rows that were there before its changes are not read",
+                    extra={"source": self._name, "table": table.name},
+                )
+                continue
+            self._shared.wholes[table.name] = _Whole()
 
     def _note_error(self, error: FirnlineError) -> None:
         with self._news:
@@ -288,6 +360,8 @@ class SnapshotTaker:
 
     def _read_next(self) -> bool:
         """Read the next chunk of the first table that has one; returns whether there was one."""
+        if self._read_whole():
+            return True
         with self._news:
             shared = self._shared
             position, names = shared.position, self._names()
@@ -316,6 +390,57 @@ class SnapshotTaker:
             with self._news:
                 cursor.error, cursor.not_before = error, monotonic() + LONGEST_PAUSE_SECONDS
         return True
+
+    def _read_whole(self) -> bool:
+        """Read the next table without a key; returns whether there was one."""
+        with self._news:
+            now, position = monotonic(), self._shared.position
+            waiting = [
+                (table, one)
+                for table, one in self._shared.wholes.items()
+                if one.begin is None and one.not_before <= now
+            ]
+        if not waiting or position is None:
+            return False
+        table, whole = waiting[0]
+        try:
+            self._check_holder()
+            if whole.barrier is None:
+                whole.barrier = self._reader.barrier(position.place)
+            chunks = self._reader.read_whole(table, CHUNK_ROWS, barrier=whole.barrier)
+            if chunks is None:
+                with self._news:
+                    whole.not_before = monotonic() + WAIT_SECONDS
+                return True
+            self._keep_whole(table, whole, chunks, position.serial)
+        except TableGoneError:
+            with self._news:
+                self._shared.wholes.pop(table, None)
+        except (FirnlineError, OSError) as error:
+            whole.failures += 1
+            failure = (
+                error if isinstance(error, FirnlineError) else SourceError(f"the chunk cannot be written: {error}")
+            )
+            if whole.error is None:
+                facts = {"source": self._name, "table": table, "reason": str(failure)}
+                logger.warning("table cannot be read, trying again", extra=facts)
+            with self._news:
+                whole.error, whole.not_before = failure, monotonic() + _pause(whole.failures)
+        return True
+
+    def _keep_whole(self, table: str, whole: _Whole, chunks: Iterator[Chunk], serial: int) -> None:
+        state = TableSnapshot(f"{serial + 1:08d}-{secrets.token_hex(4)}")
+        files: list[ChunkFile] = []
+        last: Chunk | None = None
+        for chunk in chunks:
+            files.append(self._write(table, state, chunk))
+            state, last = replace(state, chunks=state.chunks + 1, rows=state.rows + chunk.rows), chunk
+        assert last is not None
+        begin = SnapshotBegin(table, state.id, state.rows, sees=last.sees, high=last.high)
+        with self._news:
+            whole.begin, whole.chunks = begin, [replace(file, high=last.high) for file in files]
+            whole.error = None
+            self._news.notify_all()
 
     def _ahead(self, position: LogPosition) -> int:
         states = position.running

@@ -24,7 +24,7 @@ from firnline.sources.base import (
     SourcePlan,
     Split,
 )
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 NO_LIMIT = 1 << 62
 FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
 
-Input = SpoolFile | ChunkFile | SnapshotBegin
+Input = SpoolFile | ChunkFile | SnapshotBegin | SnapshotPassed
 
 
 class LogSource(Source):
@@ -283,13 +283,16 @@ class LogSource(Source):
         files = _take(spooler.files_after(known.spool, wait_seconds), limits)
         if taker is None:
             return list(files)
+        if taker.holds_log(known):  # asked after the files were taken: what is in them is older than the hold
+            files = []
+        files = [replace(file, left_out=known.left_out) for file in files]
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
         anew = {one.table for one in begins}
         chunks = [one for one in taker.ready(known, end) if one.table not in anew]
         if any(file.gap for file in files):  # chunks that were read before it miss changes
             chunks = []
-        return [*begins, *_take_chunks(chunks, limits), *files]
+        return [*begins, *taker.passed(known), *taker.wholes(known, begins), *_take_chunks(chunks, limits), *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
         """Return whether a run with `once` has read everything."""
@@ -301,7 +304,7 @@ class LogSource(Source):
         return self._end_stream.end_position()
 
     def _make_plan(self, position: Json, inputs: Sequence[Input], parallelism: int) -> SourcePlan:
-        begins = [one for one in inputs if isinstance(one, SnapshotBegin)]
+        begins = [one for one in inputs if isinstance(one, SnapshotBegin | SnapshotPassed)]
         chunks = [one for one in inputs if isinstance(one, ChunkFile)]
         files = [one for one in inputs if isinstance(one, SpoolFile)]
         groups: list[list[Input]] = [list(begins)] if begins else []
@@ -446,13 +449,15 @@ def _open_input(value: Mapping[str, Json]) -> Input:
     """Return the input that a record of the ledger names."""
     if "begins" in value:
         return SnapshotBegin.from_json(value)
+    if "passed" in value:
+        return SnapshotPassed.from_json(value)
     return ChunkFile.from_json(value) if "chunk" in value else SpoolFile.from_json(value)
 
 
 def _files_of(record: Mapping[str, Json]) -> list[str]:
     """Return the files that reading an input again needs."""
     one = _open_input(record)
-    if isinstance(one, SnapshotBegin):
+    if isinstance(one, SnapshotBegin | SnapshotPassed):
         return []
     return [one.name, *one.window] if isinstance(one, ChunkFile) else [one.name]
 
@@ -475,8 +480,15 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
         one = _open_input(record)
         if isinstance(one, SnapshotBegin):
             snapshots[one.table] = TableSnapshot(
-                one.snapshot, estimate=one.estimate, where=one.where, request=one.request
+                one.snapshot,
+                estimate=one.estimate,
+                where=one.where,
+                request=one.request,
+                sees=one.sees,
+                high=one.high,
             )
+        elif isinstance(one, SnapshotPassed):
+            snapshots[one.table] = replace(snapshots[one.table], sees=None, high=None)
         elif isinstance(one, ChunkFile):
             snapshots[one.table] = _after_chunk(snapshots[one.table], one, str(record["again"]))
             seen = max(seen, int(record["seen"]))

@@ -14,7 +14,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firnline.errors import DamagedError, SourceError, SourceGapError
 from firnline.faults import fault_point
@@ -70,6 +70,8 @@ class SpoolFile:
     transactions: int = 0  # that end in the file
     committed_at: int = 0  # of the last one, microseconds since 1970; 0: none, or unknown
     gap: str = ""  # why the log did not continue where the file begins; somebody accepted it
+    # By table: a snapshot of it that was read whole; changes of transactions that it sees are left out.
+    left_out: Mapping[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -82,6 +84,7 @@ class SpoolFile:
             "transactions": self.transactions,
             "committed_at": self.committed_at,
             **({"gap": self.gap} if self.gap else {}),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
         }
 
     @classmethod
@@ -96,6 +99,7 @@ class SpoolFile:
             int(value["transactions"]),
             int(value["committed_at"]),
             str(value.get("gap", "")),
+            dict(value.get("left_out", {})),
         )
 
 

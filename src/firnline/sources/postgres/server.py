@@ -270,7 +270,7 @@ class PostgresServer:
         ):
             known = self.published(name)
             missing = [t for t in wanted if known is None or t.name not in known]
-            if known is None and (wanted or name == publication):
+            if known is None:  # also without tables: the log is read from before one of them comes
                 statement = SQL(
                     "CREATE PUBLICATION {} {} WITH (publish = {}, publish_via_partition_root = true)"
                 ).format(Identifier(name), _for_tables("FOR TABLE", missing), Literal(actions))

@@ -6,7 +6,7 @@ schema. COPY takes no lock but the one that every SELECT takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -61,6 +61,8 @@ _END = """
 
 class PostgresTables(TableReader):
     """Reads the tables of one source."""
+
+    reads_whole = True
 
     def __init__(
         self, server: PostgresServer, publication: str, tables: TablePatterns, *, creates: bool, name: str
@@ -122,40 +124,73 @@ class PostgresTables(TableReader):
     def _read(
         self, db: Connection[tuple[Any, ...]], table: str, after: Json, limit: int, barrier: Json, where: str
     ) -> Chunk | None:
-        schema, name = table.split(".", 1)
         with db.transaction():
-            db.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-            db.execute("SET LOCAL statement_timeout = 0")
-            # Takes no snapshot. Whoever changes the table has to wait now, and what they did before is seen.
-            db.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(Identifier(schema, name)))
-            row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
-            assert row is not None
-            snapshot = str(row[0])
-            if barrier is not None and Snapshot.parse(snapshot).xmin < int(barrier):
+            snapshot = self._take_snapshot(db, table, barrier)
+            if snapshot is None:
                 return None
-            described = self._describe(db, schema, name)
+            described = self._describe(db, table)
+            if not described.key:
+                raise ConfigError(f"{self._server.place}: {table} has no key by which it could be read in chunks")
             content, rows = self._copy(db, described.select(after, limit, where))
             last = described.last_key(content) if rows else after
+        high = self._find_end(db)
+        return Chunk(described.context(), content, rows, described.key, last, rows < limit, snapshot, high)
+
+    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
+        try:
+            db = self._open()
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            snapshot = self._take_snapshot(db, table, barrier)
+            if snapshot is None:
+                db.execute("ROLLBACK")
+                return None
+        except psycopg.errors.UndefinedTable:
+            self.close()
+            raise TableGoneError(table) from None
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+        return self._read_whole(db, table, limit, snapshot)
+
+    def _read_whole(self, db: Connection[tuple[Any, ...]], table: str, limit: int, snapshot: str) -> Iterator[Chunk]:
+        try:
+            described = self._describe(db, table)
+            context = described.context()
+            parts: list[bytes] = []
+            with db.cursor() as cursor, cursor.copy(copy_of(described.select(None, None, ""))) as copy:
+                for block in copy:  # one row each
+                    parts.append(bytes(block))
+                    if len(parts) >= limit:
+                        yield Chunk(context, b"".join(parts), len(parts), (), None, False, snapshot, None)
+                        parts = []
+            db.execute("COMMIT")
+            high = self._find_end(db)
+            yield Chunk(context, b"".join(parts), len(parts), (), None, True, snapshot, high)
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    def _take_snapshot(self, db: Connection[tuple[Any, ...]], table: str, barrier: Json) -> str | None:
+        """Take the snapshot of a transaction that has begun; None if it does not see everything of `barrier`."""
+        db.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+        db.execute("SET LOCAL statement_timeout = 0")
+        # Takes no snapshot. Whoever changes the table has to wait now, and what they did before is seen.
+        db.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(Identifier(*table.split(".", 1))))
+        row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        snapshot = str(row[0])
+        return None if barrier is not None and Snapshot.parse(snapshot).xmin < int(barrier) else snapshot
+
+    def _find_end(self, db: Connection[tuple[Any, ...]]) -> Json:
         row = db.execute(_END).fetchone()
         assert row is not None
-        return Chunk(
-            described.context(),
-            content,
-            rows,
-            described.key,
-            last,
-            rows < limit,
-            snapshot,
-            LogPlace(_at_page(m.parse_lsn(str(row[0])))).to_json(),
-        )
+        return LogPlace(_at_page(m.parse_lsn(str(row[0])))).to_json()
 
-    def _describe(self, db: Connection[tuple[Any, ...]], schema: str, name: str) -> _Described:
+    def _describe(self, db: Connection[tuple[Any, ...]], table: str) -> _Described:
+        schema, name = table.split(".", 1)
         row = db.execute(_TABLE, (schema, name)).fetchone()
         if row is None:
-            raise TableGoneError(f"{schema}.{name}")
+            raise TableGoneError(table)
         oid, kind, identity, key = row
-        if not key:
-            raise ConfigError(f"{self._server.place}: {schema}.{name} has no key by which it could be read in chunks")
+        key = key or ()
         columns, condition = self._published(db, oid, schema, name)
         found = db.execute(_COLUMNS, (oid, columns)).fetchall()
         keys = set(key) if identity in "di" else {one[0] for one in found} if identity == "f" else set()
@@ -196,7 +231,7 @@ class PostgresTables(TableReader):
     def _copy(self, db: Connection[tuple[Any, ...]], select: Composed) -> tuple[bytes, int]:
         parts: list[bytes] = []
         with db.cursor() as cursor:
-            with cursor.copy(SQL("COPY ({}) TO STDOUT").format(select)) as copy:
+            with cursor.copy(copy_of(select)) as copy:
                 parts.extend(bytes(block) for block in copy)
             return b"".join(parts), cursor.rowcount
 
@@ -226,7 +261,7 @@ class _Described:
         messages = [m.pack_type(oid, *names) for oid, names in self._types.items()]
         return b"".join(pack_frame(message) for message in (*messages, self._relation.pack()))
 
-    def select(self, after: Json, limit: int, where: str) -> Composed:
+    def select(self, after: Json, limit: int | None, where: str) -> Composed:
         names = [Identifier(column.name) for column in self._relation.columns]
         key = [Identifier(name) for name in self.key]
         conditions: list[Composable] = [SQL("({})").format(SQL(text)) for text in (self._condition, where) if text]
@@ -236,13 +271,12 @@ class _Described:
                 for name, value in zip(self.key, after, strict=True)
             ]
             conditions.append(SQL("({}) > ({})").format(SQL(", ").join(key), SQL(", ").join(values)))
-        return SQL("SELECT {} FROM {}{}{} ORDER BY {} LIMIT {}").format(
+        return SQL("SELECT {} FROM {}{}{}{}").format(
             SQL(", ").join(names),
             SQL("") if self._is_root else SQL("ONLY "),  # tables that inherit have a log of their own
             Identifier(self._relation.schema, self._relation.name),
             SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
-            SQL(", ").join(key),
-            Literal(limit),
+            SQL(" ORDER BY {} LIMIT {}").format(SQL(", ").join(key), Literal(limit)) if limit is not None else SQL(""),
         )
 
     def last_key(self, content: bytes) -> list[str]:
@@ -251,6 +285,11 @@ class _Described:
         values = content[start:-1].decode().split("\t")
         places = {column.name: place for place, column in enumerate(self._relation.columns)}
         return [_unescape(values[places[name]]) for name in self.key]
+
+
+def copy_of(select: Composed) -> Composed:
+    """Return the statement that gives the rows of a query as text."""
+    return SQL("COPY ({}) TO STDOUT").format(select)
 
 
 def _unescape(text: str) -> str:
