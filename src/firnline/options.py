@@ -16,6 +16,7 @@ MEBIBYTE = 1024 * 1024
 OP = "_op"
 SEQUENCE = "_sequence"
 MISSING = "_missing"  # of a change row: the columns whose values it does not have; the row keeps the old ones
+MOVED = "_moved"  # of a change row that lacks values: the key changed, and the row before it deletes the old key
 DELETE = "delete"  # the word of `_op` of a change row that deletes its key
 TRUNCATE = "truncate"  # the word of `_op` of a change row without a key: all rows before it are gone
 FACTS = ("_committed_at", "_position", "_transaction")  # optional columns of a captured change: its transaction

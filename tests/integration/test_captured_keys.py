@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,115 @@ def test_the_key_of_a_binlog_table(binlog_server: BinlogServer, tmp_path: Path) 
     run_to_end(options)
     held = binlog_server.run(f"SELECT {', '.join(COLUMNS)} FROM shop.lines")
     assert delta_rows(tmp_path / "current", *COLUMNS) == sorted((tuple(row) for row in held), key=repr)
+
+
+# -- keys that change -------------------------------------------------------------------------------------
+
+LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g)"
+ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10,2), note text)"
+
+
+def test_a_key_changes_under_identity_full(postgres: str, tmp_path: Path) -> None:
+    """The log has whole old rows, and does not say which columns are the key."""
+    execute(postgres, ORDERS, "ALTER TABLE orders REPLICA IDENTITY FULL")
+    options = captured(postgres, tmp_path)
+    copy = PostgresSinkOptions("copy", postgres, "lake.orders", input="db.orders", write="upsert")
+    options = replace(options, sinks=(*options.sinks, copy))
+    run_to_end(options)
+    execute(postgres, f"INSERT INTO orders SELECT g, g, {LARGE} FROM generate_series(1, 6) g")
+    run_to_end(options)
+    execute(
+        postgres,
+        "UPDATE orders SET id = 20 WHERE id = 1",
+        "UPDATE orders SET amount = 5, id = id + 100 WHERE id IN (2, 3)",
+        "UPDATE orders SET amount = 7 WHERE id = 4",
+        "UPDATE orders SET note = NULL WHERE id = 5",
+        "DELETE FROM orders WHERE id = 6",
+    )
+    run_to_end(options)
+    rows = "SELECT id, amount, note FROM {} ORDER BY id"
+    wanted = query(postgres, rows.format("orders"))
+    assert delta_rows(tmp_path / "current", "id", "amount", "note") == sorted(wanted, key=repr)
+    assert query(postgres, rows.format("lake.orders")) == wanted
+    ops = [op for _, op in delta_rows(tmp_path / "history", "id", "_op")]
+    assert {op: ops.count(op) for op in ops} == {"insert": 9, "delete": 4, "update": 2}
+
+
+def test_a_follower_refuses_a_moved_row_whose_values_only_the_old_one_has(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, ORDERS)
+    options = captured(postgres, tmp_path)
+    copy = PostgresSinkOptions("copy", postgres, "lake.orders", input="db.orders", write="upsert")
+    options = replace(options, sinks=(options.sinks[0], copy))
+    run_to_end(options)
+    execute(postgres, f"INSERT INTO orders VALUES (1, 1, {LARGE})")
+    run_to_end(options)
+    execute(postgres, "UPDATE orders SET id = 2")
+    run = run_once(options)
+    assert run.result.error is not None
+    assert "the log of the database does not have its value of note" in run.result.error.message
+    assert query(postgres, "SELECT id, length(note) FROM lake.orders") == [(1, 12_800)]
+
+
+KINDS = "CREATE TABLE orders (id bigint PRIMARY KEY, amount int, note text, extra text, kind text)"
+WHOLE = ("id", "amount", "note", "extra", "kind")
+
+
+def move_rows(run: Callable[..., object], large: str, table: str = "orders") -> None:
+    """Change keys of rows whose values only the table has, or an earlier change: once, twice, in a circle."""
+    run(f"UPDATE {table} SET id = 101 WHERE id = 1")
+    run(f"UPDATE {table} SET amount = 7 WHERE id = 2", f"UPDATE {table} SET id = 102 WHERE id = 2")
+    run(f"UPDATE {table} SET id = 103 WHERE id = 3", f"UPDATE {table} SET id = 203, extra = 'x' WHERE id = 103")
+    run(f"INSERT INTO {table} VALUES (50, 5, {large}, 'new', 'a')", f"UPDATE {table} SET id = 150 WHERE id = 50")
+    run(f"UPDATE {table} SET amount = 8 WHERE id = 150")
+    run(f"DELETE FROM {table} WHERE id = 4", f"UPDATE {table} SET id = 4 WHERE id = 5")  # a key that was deleted
+    for old, new in ((6, 99), (7, 6), (99, 7)):  # two rows change places
+        run(f"UPDATE {table} SET id = {new} WHERE id = {old}")
+    run(f"UPDATE {table} SET id = 108, note = 'short' WHERE id = 8", f"UPDATE {table} SET amount = 9 WHERE id = 108")
+    run(f"UPDATE {table} SET kind = 'b' WHERE id = 9")  # another partition
+    run(f"UPDATE {table} SET kind = 'b', id = 110 WHERE id = 10")
+    run(f"UPDATE {table} SET amount = 1 WHERE id = 11")
+    run(f"UPDATE {table} SET id = 112 WHERE id = 12", f"DELETE FROM {table} WHERE id = 112")
+
+
+@pytest.mark.parametrize("partition_by", [(), ("kind",)], ids=["plain", "partitioned"])
+def test_moved_rows_take_their_values_along(postgres: str, tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    execute(postgres, KINDS)
+    options = captured(postgres, tmp_path)
+    history, current = options.sinks
+    options = replace(options, sinks=(history, replace(current, partition_by=partition_by)))  # type: ignore[call-arg]
+    run_to_end(options)
+    execute(postgres, f"INSERT INTO orders SELECT g, g, {LARGE} || g, {LARGE} || -g, 'a' FROM generate_series(1, 12) g")
+    run_to_end(options)
+    move_rows(partial(execute, postgres), LARGE)
+    run_to_end(options)
+    held = query(postgres, f"SELECT {', '.join(WHOLE)} FROM orders")
+    assert delta_rows(tmp_path / "current", *WHOLE) == sorted(held, key=repr)
+    assert run_once(options).result.epochs == 0
+    lost = [path for path in (tmp_path / "current").rglob("*.parquet") if "changes" in str(path)]
+    assert len(lost) <= 3  # those that ledger entries name; what was staged anew is gone
+
+
+@pytest.mark.parametrize("partition_by", [(), ("kind",)], ids=["plain", "partitioned"])
+def test_moved_rows_of_minimal_images(
+    binlog_server: BinlogServer, tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    binlog_server.run(
+        "CREATE DATABASE shop", KINDS.replace("orders", "shop.orders").replace("kind text", "kind varchar(9)")
+    )
+    options = PipelineOptions(
+        name="shop",
+        sources=(MySqlSourceOptions("db", f"{binlog_server.dsn}/shop", ("orders",)),),
+        sinks=(
+            DeltaSinkOptions(
+                "current", str(tmp_path / "current"), input="db.orders", write="upsert", partition_by=partition_by
+            ),
+        ),
+    )
+    run_to_end(options)
+    binlog_server.run(*(f"INSERT INTO shop.orders VALUES ({n}, {n}, 'n{n}', 'e{n}', 'a')" for n in range(1, 13)))
+    run_to_end(options)
+    minimal = "SET SESSION binlog_row_image = 'MINIMAL'"
+    move_rows(lambda *statements: binlog_server.run(minimal, *statements), "'new'", "shop.orders")
+    run_to_end(options)
+    held = binlog_server.run(f"SELECT {', '.join(WHOLE)} FROM shop.orders")
+    assert delta_rows(tmp_path / "current", *WHOLE) == sorted((tuple(row) for row in held), key=repr)

@@ -441,7 +441,7 @@ def test_a_data_file_with_other_rows_than_the_log_says_stops_the_commit(table: s
 
 
 def test_a_sink_without_a_key_is_refused(table: str) -> None:
-    with pytest.raises(ConfigError, match="no key"):
+    with pytest.raises(ConfigError, match="no column identifies a row"):
         UpsertDriver(table, [])
 
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.operators.base import BEFORE
-from firnline.options import MISSING, OP, SEQUENCE, TRUNCATE
+from firnline.options import MISSING, MOVED, OP, SEQUENCE, TRUNCATE
 
 
 def table_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a changelog that go into a table."""
-    return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE, MISSING)])
+    return pa.schema([field for field in schema if field.name not in (OP, SEQUENCE, BEFORE, MISSING, MOVED)])
 
 
 def find_truncates(batch: pa.RecordBatch) -> pa.Array | None:

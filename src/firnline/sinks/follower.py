@@ -39,7 +39,7 @@ from firnline.errors import (
 from firnline.faults import fault_point
 from firnline.names import rebuilt_key
 from firnline.operators.columns import align
-from firnline.options import MISSING, FollowerOptions
+from firnline.options import MISSING, MOVED, FollowerOptions
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.sinks.base import (
     Capabilities,
@@ -257,6 +257,8 @@ class EpochRows:
             plain, delivered = pc.utf8_lower(names), fulfils.take(owners)
             lost = pc.and_(delivered, pc.is_in(plain, wanted)) if keeps_old else delivered
             lost = pc.or_(lost, pc.is_in(plain, judged))  # then nobody knows whether the row fulfils the condition
+            if MOVED in self.schema.names:  # the values are those of another key, which is deleted
+                lost = pc.or_(lost, pc.and_(delivered, part.batch.column(MOVED).fill_null(False).take(owners)))
             found: dict[int, list[str]] = {}
             for number, name in zip(
                 part.numbers.take(owners.filter(lost)).to_pylist(), names.filter(lost).to_pylist(), strict=True

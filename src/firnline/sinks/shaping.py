@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
-from firnline.options import MISSING, OP, SEQUENCE, FollowerOptions
+from firnline.options import MISSING, MOVED, OP, SEQUENCE, FollowerOptions
 from firnline.sinks.changes import find_truncates
 from firnline.types import Json
 
@@ -48,7 +48,7 @@ class RowShape:
     @classmethod
     def of(cls, options: FollowerOptions) -> RowShape:
         """Return the shape that the options of a sink ask for. An upsert needs the columns that make rows changes."""
-        changes = (OP, SEQUENCE, MISSING) if options.write == "upsert" and options.columns else ()
+        changes = (OP, SEQUENCE, MISSING, MOVED) if options.write == "upsert" and options.columns else ()
         return cls((*options.columns, *changes), options.exclude, dict(options.mask), options.where)
 
     def to_json(self) -> dict[str, Json]:

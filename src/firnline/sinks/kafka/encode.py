@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from firnline.errors import SchemaError
 from firnline.ndjson import write
 from firnline.ndjson.compiling import compile_beside
-from firnline.options import DELETE, MISSING, OP, SEQUENCE, split_template, template_columns
+from firnline.options import DELETE, MISSING, MOVED, OP, SEQUENCE, split_template, template_columns
 from firnline.schema import is_json
 from firnline.sinks.shaping import ShapedRows, unsliced
 from firnline.state.keys import encode_keys
@@ -150,7 +150,7 @@ class MessageEncoder:
         self._check_columns(schema)
         if not batch.num_columns:
             raise SchemaError("the rows have no columns")
-        left_out = (OP, SEQUENCE, MISSING) if self._is_upsert else ()
+        left_out = (OP, SEQUENCE, MISSING, MOVED) if self._is_upsert else ()
         fields = {n: field for n, field in enumerate(schema) if field.name not in left_out}
         columns: dict[int, write.Column | None] = {}
         wanted: dict[str, str] = {}

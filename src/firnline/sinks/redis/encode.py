@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from firnline.errors import SchemaError
 from firnline.names import REDIS_PREFIX
-from firnline.options import MISSING, OP, SEQUENCE
+from firnline.options import MISSING, MOVED, OP, SEQUENCE
 from firnline.sinks.encoding import encode_rows, encode_text
 from firnline.sinks.follower import EpochRows
 from firnline.sinks.redis.options import RedisShape
@@ -89,7 +89,7 @@ def encode(shaped: ShapedRows, shape: RedisShape, epoch: EpochRows) -> Encoded:
     written = ~_deletes(batch) if keyed else np.ones(batch.num_rows, bool)
     if keyed:
         lacks = batch.column(MISSING) if MISSING in batch.schema.names and shape.keeps_old else None
-        batch = batch.select([name for name in batch.schema.names if name not in (OP, SEQUENCE, MISSING)])
+        batch = batch.select([name for name in batch.schema.names if name not in (OP, SEQUENCE, MISSING, MOVED)])
     if shape.event_id:
         batch = batch.append_column(ID_FIELD, epoch.event_ids(shaped.numbers))
     if batch.num_columns > MOST_COLUMNS:

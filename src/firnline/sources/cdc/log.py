@@ -282,6 +282,7 @@ class Changes:
     before: pa.StructArray | None = None  # the row before the change, as far as the log has it; only if asked for
     odd: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # by column and row: text of values that do not
     # fit the type (null in `rows`), such as a date before year 1
+    moved: npt.NDArray[np.bool_] | None = None  # inserts of rows whose key changed; the row before is the delete
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from firnline.errors import DamagedError, SchemaError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
-from firnline.options import FACTS, MISSING, OP
+from firnline.options import FACTS, MISSING, MOVED, OP
 from firnline.rescued import Rescued, shorten
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, find_again, has_partial_inserts, lay_under
@@ -231,6 +231,10 @@ class LogReader(SplitReader):
         missing = _missing(changes, renamed)
         if missing is not None:
             columns[MISSING] = missing
+            if changes.moved is not None:
+                lost = changes.moved & missing.is_valid().to_numpy(zero_copy_only=False)
+                if lost.any():
+                    columns[MOVED] = pa.array(lost, mask=~lost)
         facts = self._facts(changes, decoded)
         columns |= {name: values for name, values in facts.items() if name[1:] in self._settings.include}
         if self._settings.wants_before and changes.before is not None:

@@ -103,6 +103,7 @@ class MySqlDecoder(LogDecoder):
                         rows.transaction,
                         _before(rows),
                         rows.odd,
+                        rows.moved,
                     )
                 )
         for table, index, number in state.emptied:
@@ -228,6 +229,7 @@ class MySqlDecoder(LogDecoder):
             per_event=np.bincount(owners, minlength=len(batch.events)),
             before=_convert(data, table, before, warn, {}) if self._with_before else None,
             odd=odd,
+            moved=(ops == Op.INSERT) & (np.array(batch.events, np.int64)[owners, kernel.KIND] == kernel.UPDATE),
         )
 
 
@@ -243,6 +245,7 @@ class _Rows:
     per_event: npt.NDArray[np.int64]  # changes
     before: pa.RecordBatch | None
     odd: dict[str, dict[int, str]]
+    moved: npt.NDArray[np.bool_]
 
 
 _Room = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from firnline.errors import DamagedError
 from firnline.sources.cdc.log import (
@@ -185,8 +186,8 @@ class _Pass:
             native = native_type(column.oid, column.modifier, self._types)
             if not native.is_known:
                 self._warnings[f"{relation.table}.{column.name}: {native.name} is read as text"] = None
-            # With identity `full`, all columns are marked, and the log does not say which identify a row.
-            is_key = column.is_key and relation.identity != "f"
+            # With identity `full`, all columns are marked: those of the primary key identify a row.
+            is_key = column.is_primary if relation.identity == "f" else column.is_key
             columns.append(Column(column.name, native.arrow, native.name, is_key))
         self._tables[relation.id] = _Table(relation, TableSchema(relation.table, tuple(columns)))
 
@@ -207,6 +208,11 @@ class _Pass:
         An update that changes the key counts as two.
         """
         moved: Flags = (rows[k.KIND] == m.UPDATE) & (rows[k.OLD_KIND] == ord("K"))  # it has the old key: that changed
+        whole: Flags = (rows[k.KIND] == m.UPDATE) & (rows[k.OLD_KIND] == ord("O"))  # it has the old row
+        for number in np.unique(rows[k.RELATION, whole]).tolist() if whole.any() else ():
+            table, chosen = self._table(number), np.flatnonzero(whole & (rows[k.RELATION] == number))
+            if table.relation.identity == "f":
+                moved[chosen] = self._find_moved(table.schema, _pick(rows, chosen))
         many = len(moved) + int(np.count_nonzero(moved))
         places: Numbers = np.arange(order, order + len(moved), dtype=np.int64)
         if many > len(moved):
@@ -221,12 +227,27 @@ class _Pass:
             made.append((int(places[chosen[0]]), changes))
         return made, many
 
+    def _find_moved(self, schema: TableSchema, rows: Numbers) -> Flags:
+        """Return which updates with a whole old row change the key."""
+        moved: Flags = np.zeros(rows.shape[1], np.bool_)
+        keys = [index for index, column in enumerate(schema.columns) if column.is_key]
+        if not keys:
+            return moved
+        old = self._find_values(schema, rows[k.OLD], rows[k.END], is_whole=False)
+        new = self._find_values(schema, rows[k.NEW], rows[k.END], is_whole=True)
+        for index in keys:
+            before, after = (self._gather(found[0][index], found[1][index]) for found in (old, new))
+            differs = pc.fill_null(pc.not_equal(before, after), False).to_numpy(zero_copy_only=False)
+            moved |= differs & (new[1][index] != k.UNCHANGED)
+        return moved
+
     def _table(self, number: int) -> _Table:
         if number not in self._tables:
             raise DamagedError(f"a row belongs to table {number}, which the spool file does not describe")
         return self._tables[number]
 
     def _decode_table(self, table: _Table, rows: Numbers, moved: Flags, places: Numbers, shift: int) -> Changes:
+        inserted: Flags | None = None
         if moved.any():  # the delete of the old key stands before the insert of the new one
             index = np.repeat(np.arange(len(moved)), 1 + moved)
             is_delete = np.append(index[1:] == index[:-1], False)  # the first of two
@@ -234,6 +255,7 @@ class _Pass:
             ops = _ops(rows[k.KIND])
             ops[moved[index]] = Op.INSERT
             ops[is_delete] = Op.DELETE
+            inserted = moved[index] & ~is_delete
         else:
             ops = _ops(rows[k.KIND])
         transaction = rows[k.TRANSACTION].astype(np.int32) + np.int32(shift)
@@ -241,7 +263,9 @@ class _Pass:
             raise DamagedError("a row stands outside of a transaction")
         values = self._new_values(table.schema, rows, ops == Op.DELETE)
         before = self._old_values(table.schema, rows) if self._before else None
-        return Changes(table.schema, ops, values.rows, values.missing, places, transaction, before, values.odd)
+        return Changes(
+            table.schema, ops, values.rows, values.missing, places, transaction, before, values.odd, inserted
+        )
 
     def _new_values(self, schema: TableSchema, rows: Numbers, is_delete: Flags) -> _Values:
         """Decode what rows hold after the change; of a delete, what the log has of the row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from firnline.errors import DamagedError
@@ -25,6 +26,7 @@ _RELATION = struct.Struct("!cI")
 _COLUMN = struct.Struct("!Ii")
 _COUNT = struct.Struct("!h")
 _TRUNCATE = struct.Struct("!cIB")
+_PRIMARY = 2  # a flag of a column that the server does not send
 
 
 def parse_lsn(text: str) -> int:
@@ -102,6 +104,7 @@ class RelationColumn:
     oid: int  # of its type
     modifier: int  # of its type, e.g. precision and scale; -1: none
     is_key: bool  # part of the replica identity
+    is_primary: bool = False  # part of the primary key, by the catalogue: the log of identity `full` does not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Relation:
                 column, at = _text(data, at + 1)
                 oid, modifier = _COLUMN.unpack_from(data, at)
                 at += _COLUMN.size
-                columns.append(RelationColumn(column, oid, modifier, bool(flags & 1)))
+                columns.append(RelationColumn(column, oid, modifier, bool(flags & 1), bool(flags & _PRIMARY)))
         except (struct.error, IndexError, ValueError) as error:
             raise DamagedError(f"a relation message cannot be read: {error}") from error
         if at != len(data) or identity not in "dnfi":
@@ -158,6 +161,22 @@ class Relation:
 def pack_type(oid: int, schema: str, name: str) -> bytes:
     """Return the message that names a type."""
     return _RELATION.pack(b"Y", oid) + _packed(schema) + _packed(name)
+
+
+def with_primary(message: bytes, key: Sequence[str]) -> bytes:
+    """Return a relation message whose columns say whether they belong to the primary key; as it is if it lacks one."""
+    relation = Relation.parse(message)
+    if not key or not {column.name for column in relation.columns} >= set(key):
+        return message
+    made, at = bytearray(message), 0
+    for _ in range(2):  # schema and name
+        _, at = _text(message, at or _RELATION.size)
+    at += 1 + _COUNT.size
+    for column in relation.columns:
+        made[at] |= _PRIMARY if column.name in key else 0
+        _, at = _text(message, at + 1)
+        at += _COLUMN.size
+    return bytes(made)
 
 
 @dataclass(frozen=True, slots=True)

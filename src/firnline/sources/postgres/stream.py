@@ -342,6 +342,16 @@ class PostgresStream(LogStream):
             raise DamagedError(f"{self._server.place}: a row of table {number} came before its description")
         return self._captured[number]
 
+    def _completed(self, message: bytes) -> bytes:
+        """Return a message for the spool: a table with identity `full` gets its primary key from the catalogue. It is
+        that of now; the log has none."""
+        if message[0] != m.RELATION:
+            return message
+        relation = m.Relation.parse(message)
+        if relation.identity != "f" or not self._tables.covers(relation.table):
+            return message
+        return m.with_primary(message, self._server.find_key(relation.table) or ())
+
     def _note(self, message: bytes) -> bool:
         """Keep what later frames depend on. Returns whether the message is one for the decoder."""
         kind = message[0]
@@ -448,7 +458,7 @@ class PostgresStream(LogStream):
             if message[:1] == b"B" and m.Begin.parse(message).commit_lsn < self._place.lsn:
                 self._skip()
                 return None
-            return message
+            return self._completed(message)
         if data[0] == m.KEEPALIVE:
             sign = m.Keepalive.parse(data)
             if sign.end >= self._idle_end:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from isal import isal_zlib
 
 from firnline.errors import DamagedError, SchemaError, SinkError
-from firnline.options import MISSING, OP, OPERATIONS, SEQUENCE, TRUNCATE
+from firnline.options import MISSING, MOVED, OP, OPERATIONS, SEQUENCE, TRUNCATE
 from firnline.schema import type_to_text
 from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.stage import partition_text
@@ -83,6 +83,7 @@ class Changes:
     sequence: pa.Array | None = None
     unknown: Mapping[str, Mask] = field(default_factory=dict)  # by column: changes under which the old value stays
     empties: bool = False  # the table is emptied before these changes
+    origins: pa.Table | None = None  # in the form of `keys`: the key under which the table has the old values
 
     def __len__(self) -> int:
         return len(self.keeps)
@@ -129,8 +130,13 @@ def load_changes(
     keeps = pc.not_equal(operation, "delete").to_numpy()
     values = rows.select(table_columns(rows.schema).names)
     unknown: dict[str, Mask] = {}
+    origins: pa.Table | None = None
     if MISSING in rows.column_names and rows.column(MISSING).null_count < rows.num_rows:
-        newest, unknown = _merge(values, _one_array(rows.column(MISSING)), keeps, sorted_rows, ends)
+        moved = _find_moved(rows)
+        newest, unknown, sources = _merge(
+            values, _one_array(rows.column(MISSING)), keeps, sorted_rows, ends, moved[sorted_rows]
+        )
+        origins = keys.take(pa.array(sources)).combine_chunks() if moved.any() else None
     else:
         newest = values.take(chosen)
     return Changes(
@@ -140,7 +146,16 @@ def load_changes(
         sequence=_one_array(order).take(chosen) if of_records and files[0][SEQUENCE_BY] else None,
         unknown=unknown,
         empties=bool(emptied.any()),
+        origins=origins,
     )
+
+
+def _find_moved(rows: pa.Table) -> Mask:
+    """Return which rows were moved to their key, from that of the row before them."""
+    if MOVED not in rows.column_names:
+        return np.zeros(rows.num_rows, np.bool_)
+    found: Mask = pc.fill_null(_one_array(rows.column(MOVED)), False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _order_of_records(rows: pa.Table, sequence_by: str | None) -> pa.ChunkedArray:
@@ -202,30 +217,68 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _merge(
-    values: pa.Table, missing: pa.Array, keeps: Mask, sorted_rows: Indices, ends: Mask
-) -> tuple[pa.Table, dict[str, Mask]]:
+    values: pa.Table, missing: pa.Array, keeps: Mask, sorted_rows: Indices, ends: Mask, moved: Mask
+) -> tuple[pa.Table, dict[str, Mask], Indices]:
     """Return of every key the newest value of each column, and where no change has one: the old value stays there.
 
-    A delete has all values: none of the row is left. `ends` are the newest changes among `sorted_rows`.
+    A delete has all values: none of the row is left. `ends` are the newest changes among `sorted_rows`; `moved`, in
+    that order, are rows that take their values along from another key. The third result has for each key a row with
+    the key under which the table has the old values.
     """
     count = len(sorted_rows)
-    begins = np.concatenate(([True], ends[:-1]))
+    begins = np.concatenate(([True], ends[:-1])) | moved
     first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))  # of each change: the first one of its key
     lists = missing.take(pa.array(sorted_rows))
     owner = pc.list_parent_indices(lists).to_numpy()
     names = lists.flatten().to_numpy(zero_copy_only=False)
     columns, unknown = [], dict[str, Mask]()
+    sources: Indices = sorted_rows[ends]
+    chains = _Chains(sorted_rows, keeps, first, moved)
     for name in values.column_names:
         has_value = np.ones(count, np.bool_)
         has_value[owner[names == name]] = False
         has_value |= ~keeps[sorted_rows]
         newest = np.maximum.accumulate(np.where(has_value, np.arange(count), -1))
         is_known = newest >= first
-        at = np.where(is_known, newest, np.arange(count))[ends]
+        at, lacks = np.where(is_known, newest, np.arange(count))[ends], ~is_known[ends]
+        for number in np.flatnonzero(lacks & moved[first][ends]).tolist():
+            place, origin = chains.follow(int(first[ends][number]), newest)
+            if place is None:
+                sources[number] = origin
+            else:
+                lacks[number], at[number] = False, place if keeps[sorted_rows[place]] else at[number]
         columns.append(_one_array(values.column(name)).take(pa.array(sorted_rows[at])))
-        if not is_known[ends].all():
-            unknown[name] = ~is_known[ends]
-    return pa.table(columns, names=values.column_names), unknown
+        if lacks.any():
+            unknown[name] = lacks
+    return pa.table(columns, names=values.column_names), unknown, sources
+
+
+class _Chains:
+    """Finds values of rows whose key changed in an epoch, perhaps several times. Places are those of `sorted_rows`."""
+
+    def __init__(self, sorted_rows: Indices, keeps: Mask, first: Indices, moved: Mask) -> None:
+        self._rows, self._keeps, self._first, self._moved = sorted_rows, keeps, first, moved
+        self._place_of = np.empty(len(sorted_rows) if moved.any() else 0, np.int64)
+        if moved.any():
+            self._place_of[sorted_rows] = np.arange(len(sorted_rows))
+
+    def follow(self, begin: int, newest: Indices) -> tuple[int | None, int]:
+        """Return the place of the newest value of a column that a moved row at `begin` takes along, or None and the row
+        whose key the table has it under. `newest` are the newest values of the column up to each place.
+
+        Raises:
+            DamagedError: the row before a moved one does not delete its old key.
+        """
+        while True:
+            row = int(self._rows[begin]) - 1
+            if row < 0 or self._keeps[row]:
+                raise DamagedError("a change row says that its key changed, and the row before it deletes no key")
+            left = int(self._place_of[row])
+            begin = int(self._first[left])
+            if left > begin and newest[left - 1] >= begin:
+                return int(newest[left - 1]), row
+            if not self._moved[begin]:
+                return None, row
 
 
 def _by_key(keys: pa.Table, sequence: pa.ChunkedArray) -> tuple[Indices, Mask]:

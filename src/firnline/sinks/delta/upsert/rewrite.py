@@ -432,6 +432,57 @@ class _Rewriter:
         return ParquetStager(target, self._task.attempt, self._storage)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OldValues:
+    """Rows of a table, found by key."""
+
+    numbers: Indices  # of the keys that were found
+    rows: pa.Table  # of each of them the wanted columns
+
+
+def read_old_values(
+    storage: Storage,
+    files: Sequence[FileToRewrite],
+    keys: pa.Table,
+    partition_by: Sequence[str],
+    schema: pa.Schema,
+    columns: Sequence[str],
+) -> OldValues:
+    """Return the values that a table has under keys in comparable form. `schema` is that of the table.
+
+    Raises:
+        SinkError: a file cannot be read.
+    """
+    index, ranges = KeyIndex(keys), KeyRanges(keys, partition_by)
+    wanted = [name for name in dict.fromkeys((*keys.column_names, *columns)) if name not in partition_by]
+    types = pa.schema([schema.field(name).with_nullable(True) for name in wanted])
+    result = pa.schema([schema.field(name).with_nullable(True) for name in columns])
+    numbers, found = [np.empty(0, np.int64)], [result.empty_table()]
+    for file in files:
+        try:
+            with open_data_file(storage, file.path, file.size_bytes) as source:
+                parquet = pq.ParquetFile(source, pre_buffer=is_remote(storage.root))
+                groups = ranges.find_row_groups(parquet.metadata, types)
+                in_file = [name for name in wanted if name in parquet.schema_arrow.names]
+                for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=in_file):
+                    whole = _with_partition(conform(batch, types), file.partition_values, schema)
+                    own = [comparable(whole.column(name), name in partition_by) for name in keys.column_names]
+                    places, changes = index.find(own)
+                    numbers.append(changes)
+                    found.append(pa.Table.from_batches([whole.select(list(columns)).take(pa.array(places))]))
+        except (pa.ArrowException, OSError) as error:
+            raise SinkError(f"cannot read {file.path} of {storage.root}: {error}", file=file.path) from error
+    return OldValues(np.concatenate(numbers), pa.concat_tables(found))
+
+
+def _with_partition(batch: pa.RecordBatch, values: Mapping[str, str | None], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with the partition columns of their file."""
+    for name, text in values.items():
+        field = schema.field(name).with_nullable(True)
+        batch = batch.append_column(field, pa.repeat(pa.scalar(text, pa.string()), batch.num_rows).cast(field.type))
+    return batch
+
+
 def _nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Return rows of nulls. Their number counts even without a column."""
     kind = pa.struct(list(schema))

@@ -18,14 +18,14 @@ from deltalake.transaction import RemoveAction
 
 from firnline.checkpoint.codec import canonical, checksum, short_number
 from firnline.errors import SchemaError
-from firnline.options import FACTS
+from firnline.options import FACTS, MISSING, OP
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
 from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.contents import as_in_table, bundles, find_removable, missing_fields, special_features
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
-from firnline.sinks.delta.stage import CHANGE_COUNTS, CHANGES, KEY
+from firnline.sinks.delta.stage import CHANGE_COUNTS, CHANGES, KEY, ChangeStager
 from firnline.sinks.delta.table import Table
 from firnline.sinks.delta.upsert.changes import (
     SEQUENCE_BY,
@@ -38,7 +38,14 @@ from firnline.sinks.delta.upsert.changes import (
     load_changes,
 )
 from firnline.sinks.delta.upsert.prune import ActiveFile, KeyRanges
-from firnline.sinks.delta.upsert.rewrite import FileToRewrite, RewriteReport, RewriteTask, rewrite, run_in_threads
+from firnline.sinks.delta.upsert.rewrite import (
+    FileToRewrite,
+    RewriteReport,
+    RewriteTask,
+    read_old_values,
+    rewrite,
+    run_in_threads,
+)
 from firnline.storage import Storage
 from firnline.types import Json, Receipt
 
@@ -77,6 +84,9 @@ class UpsertWork:
     storage: Storage
     changes: Changes
     task: RewriteTask  # what all tasks have in common
+    pipeline: str
+    _given: tuple[Changes, RewriteTask] | None = None  # before old values were read from the table
+    _completed: list[dict[str, Json]] = field(default_factory=list)  # files of changes with old values of the table
     _done: dict[str, _Done] = field(default_factory=dict)  # by their path in the log
     _inserted: tuple[bytes, list[dict[str, Json]]] | None = None
 
@@ -91,6 +101,10 @@ class UpsertWork:
         """
         schema = pa.schema([f.with_nullable(True) for f in widen(table.schema(), types)])
         self.task = replace(self.task, schema=schema)
+        if self._given is not None:
+            self._begin_again()
+        if (numbers := self._find_elsewhere()) is not None:
+            self._complete(table, numbers)
         if self.changes.empties:
             nothing = np.empty(0, np.int64)
             files = KeyRanges.all_files(table.delta)
@@ -105,6 +119,80 @@ class UpsertWork:
         taken = self._settle_doubles(run_tasks)
         self._insert(np.flatnonzero(self.changes.keeps & ~taken), run_tasks)
         return self._exchange()
+
+    def _find_elsewhere(self) -> Indices | None:
+        """Return the changes that lack values and whose new rows may lie in another file than the old ones: the key
+        changed, or the partition; None if there are none."""
+        changes = self.changes
+        if not changes.unknown or changes.empties:
+            return None
+        lacks = np.logical_or.reduce(list(changes.unknown.values())) & changes.keeps
+        if set(self.task.partition_by) <= set(self.task.key):
+            if changes.origins is None:
+                return None
+            same = np.ones(len(changes), np.bool_)
+            for name in changes.keys.column_names:
+                pair = (changes.keys.column(name), changes.origins.column(name))
+                same &= pc.fill_null(pc.equal(*pair), True).to_numpy()
+            lacks &= ~same
+        found: Indices = np.flatnonzero(lacks)
+        return found if len(found) else None
+
+    def _complete(self, table: Table, numbers: Indices) -> None:
+        """Read the old values of these changes from the table, and stage all changes anew with them, for the tasks.
+
+        Nothing else depends on these files: a kill leaves them to the next sweep.
+        """
+        changes, task = self._given = (self.changes, self.task)
+        origins = changes.origins if changes.origins is not None else changes.keys
+        keys, columns = origins.take(pa.array(numbers)).combine_chunks(), list(changes.unknown)
+        candidates, _ = KeyRanges(keys, task.partition_by).find_candidates(table.delta)
+        nothing = np.empty(0, np.int64)
+        files = [FileToRewrite(_removable(f), f.size_bytes, f.rows, f.partition_values, nothing) for f in candidates]
+        old = read_old_values(self.storage, files, keys, task.partition_by, task.schema, columns)
+        at = np.full(len(changes), -1, np.int64)
+        at[numbers[old.numbers]] = np.arange(len(old.numbers))
+        rows, unknown = changes.rows, dict(changes.unknown)
+        for name in columns:
+            takes = unknown[name] & (at >= 0)
+            held = old.rows.column(name).combine_chunks().take(pa.array(at, mask=~takes))
+            new = rows.column(name).cast(held.type)
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, pa.field(name, held.type), pc.if_else(pa.array(takes), held, new))
+            unknown[name] &= ~takes
+        rows = rows.combine_chunks()
+        self.changes = replace(changes, rows=rows, unknown={n: mask for n, mask in unknown.items() if mask.any()})
+        left = self.changes.unknown.items()
+        lacks = [[name for name, mask in left if mask[n]] or None for n in range(len(changes) if left else 0)]
+        staged = rows.append_column(OP, pc.if_else(pa.array(changes.keeps), "update", "delete"))
+        if lacks:
+            staged = staged.append_column(MISSING, pa.array(lacks, pa.list_(pa.string())))
+        size = max(1, staged.nbytes)
+        target = {"file_size_bytes": 2 * size, "pipeline": self.pipeline, "shape": {KEY: task.key}, "partition_by": []}
+        stager = ChangeStager(target, self.attempt, self.storage)
+        for batch in staged.combine_chunks().to_batches():
+            stager.write(batch)
+        self._completed = stager.close()
+        order = {name: value for name, value in task.changes[0].items() if name == SEQUENCE_BY}
+        described = tuple({"path": f["path"], "crc32": f["crc32"], **order} for f in self._completed)
+        self.task = replace(task, changes=described)
+
+    def _begin_again(self) -> None:
+        """Forget the old values that were read from another version of the table, and what was made of them."""
+        assert self._given is not None
+        for one in self._done.values():
+            self._discard(one.staged)
+        self._discard(self._inserted[1] if self._inserted is not None else [])
+        self._done, self._inserted = {}, None
+        self.discard_completed()
+        schema = self.task.schema
+        self.changes, self.task = self._given[0], replace(self._given[1], schema=schema)
+        self._given = None
+
+    def discard_completed(self) -> None:
+        """Delete the changes that were staged anew."""
+        self._discard(self._completed)
+        self._completed = []
 
     def _rewrite(
         self, files: Sequence[ActiveFile], run_tasks: RunTasks, barred: dict[str, Indices] | None = None
@@ -266,6 +354,8 @@ class UpsertSink(DeltaSink):
     def commit(self, commit: EpochCommit, run_tasks: RunTasks | None = None) -> Receipt:
         self._applied = {}
         receipt = super().commit(commit, run_tasks)
+        if self._work is not None:
+            self._work.discard_completed()
         self._work = None
         return receipt if receipt.changes else replace(receipt, changes=self._applied)
 
@@ -348,7 +438,7 @@ class UpsertSink(DeltaSink):
         lacking = missing_fields(columns, as_in_table(changes.rows.schema, columns))
         if lacking:
             raise SchemaError(f"the changes have columns that the table lacks: {', '.join(f.name for f in lacking)}")
-        self._work = UpsertWork(attempt, self.storage, changes, task)
+        self._work = UpsertWork(attempt, self.storage, changes, task, self._pipeline)
         return self._work
 
     def _check_columns(self, key: Sequence[str], columns: pa.Schema, sequence_by: str | None) -> None:
