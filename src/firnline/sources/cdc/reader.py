@@ -339,6 +339,7 @@ def _take(changes: Changes, chosen: npt.NDArray[np.int64]) -> Changes:
         transaction=changes.transaction[chosen],
         before=changes.before.take(pa.array(chosen)) if changes.before is not None else None,
         odd=_of_rows(changes.odd, chosen),
+        moved=changes.moved[chosen] if changes.moved is not None else None,
     )
 
 
