@@ -22,6 +22,7 @@ MariaDB's UUID, INET4 and INET6 are binary: its log does not tell them from BINA
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,15 +116,23 @@ def _read_table(body: memoryview, is_mariadb: bool) -> Table:
         raise ValueError(f"table {table} has {len(names)} names for {count} columns: binlog_row_metadata is not FULL")
     types = _types(codes, metas, extra, table, names, is_mariadb)
     keys = _keys(extra, count)
-    warnings: list[str] = []
-    columns = []
-    for number, (column, one) in enumerate(zip(names, types, strict=True)):
-        columns.append(Column(column.decode(), arrow_type(one), native_name(one), number in keys))
+    return make_table(table, [name.decode() for name in names], types, keys)
+
+
+def make_table(table: str, names: Sequence[str], types: Sequence[TypeOf], keys: Collection[int]) -> Table:
+    """Return a table of these columns; `keys` are the numbers of those that name a row.
+
+    Raises:
+        ValueError: two columns have one name.
+    """
+    columns, warnings = [], []
+    for number, (name, one) in enumerate(zip(names, types, strict=True)):
+        columns.append(Column(name, arrow_type(one), native_name(one), number in keys))
         if one.code == NEWDECIMAL and one.precision > MAX_DIGITS:
-            warnings.append(f"{table}.{column.decode()}: decimal({one.precision},{one.scale}) is read as text")
-    if len({column.name for column in columns}) != count:
+            warnings.append(f"{table}.{name}: decimal({one.precision},{one.scale}) is read as text")
+    if len(set(names)) != len(names):
         raise ValueError(f"table {table} has two columns of one name")
-    layout = np.array([(one.prefix, one.size) for one in types], np.int64).reshape(count, 2)
+    layout = np.array([(one.prefix, one.size) for one in types], np.int64).reshape(len(types), 2)
     is_key = np.array([column.is_key for column in columns], np.uint8)
     return Table(TableSchema(table, tuple(columns)), tuple(types), layout, is_key, tuple(warnings))
 
