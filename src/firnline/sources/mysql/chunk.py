@@ -137,7 +137,11 @@ def decode_chunk(context: bytes, content: bytes) -> ChunkRows:
 
 def warm_up() -> None:
     """Compile everything, or load what is compiled."""
-    types = [TypeOf(tables.DATE, 0, size=3), TypeOf(tables.TIME2, 0, size=3), TypeOf(tables.NEWDECIMAL, 0, 9, 0, size=4)]
+    types = [
+        TypeOf(tables.DATE, 0, size=3),
+        TypeOf(tables.TIME2, 0, size=3),
+        TypeOf(tables.NEWDECIMAL, 0, 9, 0, size=4),
+    ]
     content = b"\x0a\0\0\0\0\0\x04\xe8\x07\x01\x02\0\x010"
     table = make_table("a.b", ["d", "t", "n"], types, set())
     decode_chunk(pack_context(table, content, 1), content)

@@ -64,12 +64,16 @@ class Definition:
 
     def behind(self, key: Json) -> str:
         """Return the condition for rows behind a key, in a form for which the server uses the index."""
-        names = [quoted(self.table.schema.columns[c].name) for c in self.order]
-        values = [literal(self.table.types[c], self.words[c], one) for c, one in zip(self.order, key, strict=True)]
-        parts = []
-        for last, (name, value) in enumerate(zip(names, values, strict=True)):
-            same = [f"{names[i]} = {values[i]}" for i in range(last)]
-            parts.append(f"({' AND '.join([*same, f'{name} > {value}'])})")
+        same, parts = list[str](), list[str]()
+        for c, value in zip(self.order, key, strict=True):
+            name, one, word = quoted(self.table.schema.columns[c].name), self.table.types[c], self.words[c]
+            if one.code == tables.ENUM and value:  # of numbers, the server would not use the index
+                is_same, is_greater = f"{name} = {_enum(one, value)}", _is_behind_enum(name, one, value)
+            else:
+                text = literal(one, word, value)
+                is_same, is_greater = f"{name} = {text}", f"{name} > {text}"
+            parts.append(f"({' AND '.join([*same, is_greater])})")
+            same.append(is_same)
         return " OR ".join(parts)
 
 
@@ -97,7 +101,7 @@ def read_definition(db: Any, server: Server, table: str) -> Definition:
             word, one = parse_type(str(kind), str(collation or ""))
         except ValueError as error:
             raise SourceError(
-                f"column {name} of table {table}: {error}", hint=f"Leave the table out: tables: [\"!{table}\"]."
+                f"column {name} of table {table}: {error}", hint=f'Leave the table out: tables: ["!{table}"].'
             ) from error
         names.append(str(name))
         words.append(word)
@@ -192,7 +196,7 @@ def _unescape(value: str) -> str:
 
 def _expression(name: str, one: TypeOf, word: str) -> str:
     if one.code in (tables.ENUM, tables.SET):
-        return f"CAST({quoted(name)} AS UNSIGNED)"
+        return f"CAST({quoted(name)} AS UNSIGNED) | 0"  # of MariaDB's casts alone, some have four bytes
     if word in _ADDRESSES:
         return f"CAST({quoted(name)} AS BINARY({_ADDRESSES[word]}))"
     return quoted(name)
@@ -246,6 +250,15 @@ def literal(one: TypeOf, word: str, value: Json) -> str:
     if one.code in (tables.DATETIME2, tables.TIMESTAMP2):
         return f"TIMESTAMP'{_matching(value, r'[0-9 :.-]+')}'"
     return f"{'_' + one.charset if one.charset else ''} x'{bytes.fromhex(value).hex()}'"
+
+
+def _enum(one: TypeOf, number: int) -> str:
+    return f"{'_utf8mb4 ' if one.charset else ''}x'{one.names[number - 1].encode().hex()}'"
+
+
+def _is_behind_enum(name: str, one: TypeOf, number: int) -> str:
+    behind = [_enum(one, later) for later in range(number + 1, len(one.names) + 1)]
+    return f"{name} IN ({', '.join(behind)})" if behind else "FALSE"
 
 
 def _matching(value: Json, pattern: str) -> str:

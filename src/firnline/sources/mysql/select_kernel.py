@@ -68,10 +68,7 @@ def find_values(data, layout, offsets, lengths, states):
         if all_end - p < 4:
             return False
         size = (
-            np.int64(data[p])
-            | np.int64(data[p + 1]) << 8
-            | np.int64(data[p + 2]) << 16
-            | np.int64(data[p + 3]) << 24
+            np.int64(data[p]) | np.int64(data[p + 1]) << 8 | np.int64(data[p + 2]) << 16 | np.int64(data[p + 3]) << 24
         )
         p += 4
         end = p + size
@@ -114,9 +111,7 @@ def find_values(data, layout, offsets, lengths, states):
 @inlined
 def micros_at(data, p):
     """Read microseconds."""
-    return (
-        np.int64(data[p]) | np.int64(data[p + 1]) << 8 | np.int64(data[p + 2]) << 16 | np.int64(data[p + 3]) << 24
-    )
+    return np.int64(data[p]) | np.int64(data[p + 1]) << 8 | np.int64(data[p + 2]) << 16 | np.int64(data[p + 3]) << 24
 
 
 @entry

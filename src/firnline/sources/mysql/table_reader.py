@@ -217,12 +217,12 @@ class MySqlTableReader(TableReader):
         if not definition.order:
             raise SourceError(
                 f"table {table} has no primary key and no unique key without nulls: it cannot be read in chunks",
-                hint=f"Give it a primary key, or leave it out: tables: [\"!{table}\"].",
+                hint=f'Give it a primary key, or leave it out: tables: ["!{table}"].',
             )
         if server.is_mariadb and _is_versioned(control, server, table):
             raise SourceError(
                 f"table {table} is system-versioned: its log has rows of the past beside those of now",
-                hint=f"Leave it out: tables: [\"!{table}\"].",
+                hint=f'Leave it out: tables: ["!{table}"].',
             )
         return definition
 
