@@ -122,6 +122,9 @@ class MySqlDecoder(LogDecoder):
     def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> npt.NDArray[np.bool_]:
         return chunk.sees(snapshot, transactions)
 
+    def place_of_chunk(self, high: Json) -> Transaction:
+        return Transaction("", 0, f"{high['file']}:{high['pos']}")
+
     def _note(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:
         kind = header.type
         if kind in _KINDS:
@@ -223,7 +226,7 @@ class MySqlDecoder(LogDecoder):
         after, before = _room(columns, count), _room(columns, count if self._with_before else 0)
         ops, owners = _owners(count)
         kernel.walk(*fixed, *after, *before, ops, owners, self._with_before, True)
-        flags = [states == kernel.MISSING for states in after[2]]
+        flags = [states == kernel.MISSING for states in after[2][: len(table.schema.columns)]]
         for text in table.warnings:
             warn(text)
         odd: dict[str, dict[int, str]] = {}
@@ -307,7 +310,7 @@ def _convert(
     odd: dict[str, dict[int, str]],
 ) -> pa.RecordBatch:
     arrays = []
-    for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=True)):
+    for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=False)):
         values = ColumnValues(data, room[0][c], room[1][c], room[2][c])
         texts: dict[int, str] = {}
         arrays.append(convert(one, values, f"{table.schema.table}.{column.name}", warn, texts))

@@ -68,7 +68,7 @@ class _Reader:
         self._db = db
         self._socket: Any = db._sock
         self._server = server
-        self._data = np.empty(FIRST_BYTES, np.uint8)
+        self._data: Any = np.empty(FIRST_BYTES, np.uint8)
         self._start = self._end = 0  # what is received and not taken yet
         self._sequence = 0
 
@@ -174,7 +174,7 @@ class _Reader:
             raise self._lost("packets are not in order")
         self._sequence = (self._sequence + 1) & 255
         self._start = at + size
-        packet = self._data[at : at + size].tobytes()
+        packet: bytes = self._data[at : at + size].tobytes()
         self._check(packet)
         return packet
 

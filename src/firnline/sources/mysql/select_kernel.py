@@ -7,7 +7,6 @@ other functions check the lengths of what they read: whatever the bytes are, not
 
 # numba checks the types of compiled code.
 # mypy: ignore-errors
-# ruff: noqa: SIM109, SIM114
 
 from __future__ import annotations
 
