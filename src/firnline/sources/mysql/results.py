@@ -53,17 +53,9 @@ class Result:
     is_whole: bool  # the server had no more rows; otherwise the connection must be closed
 
 
-def select(db: Any, server: Server, statement: str, max_bytes: int) -> Result:
-    """Run a statement and return its rows, as many as `max_bytes` allow; a single larger row comes alone.
+class RowReader:
+    """Selects rows on one connection; keeps its buffer."""
 
-    Raises:
-        ServerError: the server refuses the statement.
-        SourceError: the connection is lost.
-    """
-    return _Reader(db, server).select(statement, max_bytes)
-
-
-class _Reader:
     def __init__(self, db: Any, server: Server) -> None:
         self._db = db
         self._socket: Any = db._sock
@@ -73,6 +65,12 @@ class _Reader:
         self._sequence = 0
 
     def select(self, statement: str, max_bytes: int) -> Result:
+        """Run a statement and return its rows, as many as `max_bytes` allow; a single larger row comes alone.
+
+        Raises:
+            ServerError: the server refuses the statement.
+            SourceError: the connection is lost.
+        """
         self._command(bytes([COM_STMT_PREPARE]) + statement.encode())
         prepared = self._packet()
         number, columns, parameters = struct.unpack_from("<IHH", prepared, 1)

@@ -26,7 +26,7 @@ from firnline.sources.mysql import select_kernel
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
 from firnline.sources.mysql.definition import Definition, key_value, quoted, quoted_table, read_definition
 from firnline.sources.mysql.events import place_order
-from firnline.sources.mysql.results import Result, error_number, select
+from firnline.sources.mysql.results import Result, RowReader, error_number
 from firnline.sources.mysql.server import (
     Server,
     end_place,
@@ -71,6 +71,7 @@ class MySqlTableReader(TableReader):
         self._server: Server | None = None
         self._control: Any = None
         self._rows: Any = None
+        self._row_reader: RowReader | None = None
         self._created: dict[tuple[str, str], int | None] = {}
         self._seen: Json = None  # what the last snapshot saw
         self._fitting: dict[str, int] = {}  # rows of a table that fit into a chunk, where not all did
@@ -147,6 +148,7 @@ class MySqlTableReader(TableReader):
             self._rows = connect(self._dsn, server.host)
             for statement in _ROWS_SESSION:
                 query(self._rows, server.host, statement)
+            self._row_reader = RowReader(self._rows, server)
         return self._rows
 
     def _close_rows(self) -> None:
@@ -173,7 +175,8 @@ class MySqlTableReader(TableReader):
             query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
             definition = self._define(control, server, table)
             asked = min(limit, self._fitting.get(table, limit))
-            result = select(db, server, _statement(table, definition, after, asked, where), self._max_bytes)
+            assert self._row_reader is not None
+            result = self._row_reader.select(_statement(table, definition, after, asked, where), self._max_bytes)
         _check_layouts(definition, result)
         high = end_place(control, self._dsn, server, self._created, is_exact=False)
         if result.is_whole:
