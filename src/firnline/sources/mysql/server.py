@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -166,17 +167,10 @@ def logged_gtids(db: Any, server: Server) -> str:
     return str(query(db, server.host, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0] or "")
 
 
-def end_place(
-    db: Any, dsn: Dsn, server: Server, created: dict[tuple[str, str], int | None], *, is_exact: bool = True
-) -> dict[str, Any]:
-    """Return the end of the log as a position.
+def end_place(db: Any, server: Server, *, is_exact: bool = True) -> dict[str, Any]:
+    """Return the end of the log as a position, without the time at which its file was begun.
 
-    Args:
-        db: A connection to the server.
-        dsn: Its address.
-        server: The server.
-        created: When files of the log were begun, by server and file; what is asked for is kept here.
-        is_exact: Of MariaDB: otherwise its GTIDs may be ahead of file and position. That is quicker.
+    `is_exact` is about MariaDB: otherwise its GTIDs may be ahead of file and position. That is quicker.
 
     Raises:
         SourceError: the server does not answer.
@@ -184,12 +178,8 @@ def end_place(
     file, pos, gtids = log_place(db, server)
     if server.is_mariadb:
         gtids = gtids_at(db, server, file, pos) if is_exact else logged_gtids(db, server)
-    key = (server.uuid, file)
-    if key not in created:
-        created.clear()
-        created[key] = file_created(dsn, server, file)
     return {
-        "kind": server.kind, "file": file, "pos": pos, "created": created[key] or 0,
+        "kind": server.kind, "file": file, "pos": pos, "created": 0,
         "gtid_set": gtids if server.has_gtids else None, "server_uuid": server.uuid, "previous": "", "last": None,
     }  # fmt: skip
 
@@ -239,7 +229,8 @@ def file_created(dsn: Dsn, server: Server, file: str) -> int | None:
     db = connect(dsn, server.host)
     try:
         prepare_dump(db, server, heartbeat_seconds=0, replica="")
-        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, 0xFFFF_FFF0) + file.encode())
+        reader = 0xF000_0000 | secrets.randbits(27)  # of two readers with one id, the server ends the older one
+        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, reader) + file.encode())
         with errors_in_words(f"cannot read the log file {file}", server.host):
             while True:
                 packet = db._read_packet()

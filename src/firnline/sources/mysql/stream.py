@@ -204,9 +204,13 @@ class MySqlStream(LogStream):
         db = connect(self._dsn, self._host)
         try:
             server = read_server(db, self._host)
-            return end_place(db, self._dsn, server, self._created)
+            end = end_place(db, server)
         finally:
             db.close()
+        key = (server.uuid, end["file"])
+        if key not in self._created:
+            self._created = {key: file_created(self._dsn, server, end["file"])}
+        return {**end, "created": self._created[key] or 0}
 
     def close(self) -> None:
         packets, self._packets = self._packets, None

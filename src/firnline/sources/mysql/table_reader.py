@@ -72,7 +72,6 @@ class MySqlTableReader(TableReader):
         self._control: Any = None
         self._rows: Any = None
         self._row_reader: RowReader | None = None
-        self._created: dict[tuple[str, str], int | None] = {}
         self._seen: Json = None  # what the last snapshot saw
         self._fitting: dict[str, int] = {}  # rows of a table that fit into a chunk, where not all did
 
@@ -178,7 +177,7 @@ class MySqlTableReader(TableReader):
             assert self._row_reader is not None
             result = self._row_reader.select(_statement(table, definition, after, asked, where), self._max_bytes)
         _check_layouts(definition, result)
-        high = end_place(control, self._dsn, server, self._created, is_exact=False)
+        high = end_place(control, server, is_exact=False)
         if result.is_whole:
             query(db, server.host, "COMMIT")
         else:  # the server would send the rest
