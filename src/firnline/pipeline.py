@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from firnline.errors import ConfigError, NotRunningError
 from firnline.graph import stateful
+from firnline.history.schemas import RecordedSchema, load_schema_history
 from firnline.history.status import PipelineStatus, load_status
 from firnline.jobs.spark import SparkEngine
 from firnline.options import PipelineOptions
@@ -175,6 +176,15 @@ class Pipeline:
     def status(self) -> PipelineStatus:
         """Read epoch, backlog, runs and copies of the pipeline; starts no JVM."""
         return load_status(open_pipeline(self.options))
+
+    def schema_history(self, table: str = "", source: str = "") -> list[RecordedSchema]:
+        """Read every schema that captured tables had, oldest first; starts no JVM.
+
+        Args:
+            table: Only this table, with or without its schema.
+            source: Only the tables of this source.
+        """
+        return load_schema_history(open_pipeline(self.options), table, source)
 
     # -- checkpoints ------------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ _NEXT: dict[TemplateName, str] = {
     "kafka": "set brokers, topics and table in it",
     "postgres": "set path, tables and dsn in it",
     "chain": "set the two tables and the query in it",
-    "postgres-to-delta": "prepare the server as it says, set tables and key in it, export DATABASE_URL",
-    "mysql-to-delta": "prepare the server as it says, set tables and key in it, export DATABASE_URL",
+    "postgres-to-delta": "prepare the server as it says, set tables in it, export DATABASE_URL",
+    "mysql-to-delta": "prepare the server as it says, set tables in it, export DATABASE_URL",
 }
 
 app = App(name="init", help_epilogue=EPILOGUE)

@@ -38,7 +38,7 @@ COLUMNS = (
     Column("version", right=True),
     Column("epoch", right=True),
     Column("position"),
-    Column("committed", "committed_at", drop=1),
+    Column("committed_at", "committed", drop=1, time=True),
     Column("changed", cut="right"),
 )
 
@@ -78,14 +78,17 @@ def schema_history(
     if diff:
         for one in shown:
             common.out.sentence(f"{one.version.table} version {one.number}:")
-            for line in changed[id(one)]:
+            for line in changed[id(one)] if one.number > 1 else [_columns(one)]:
                 common.out.sentence(f"  {line}")
     elif at is not None or at_position:
         for one in shown:
-            common.out.sentence(
-                f"{one.version.table}: {', '.join(f'{c.name} {c.native}' for c in one.version.columns)}"
-            )
+            common.out.sentence(f"{one.version.table}: {_columns(one)}")
     return 0
+
+
+def _columns(schema: RecordedSchema) -> str:
+    """Return the columns of a schema in one line."""
+    return ", ".join(f"{one.name} {one.native}{' (key)' if one.is_key else ''}" for one in schema.version.columns)
 
 
 def _describe(history: list[RecordedSchema]) -> dict[int, list[str]]:

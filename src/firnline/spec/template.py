@@ -166,7 +166,7 @@ sinks:
     table: lake/orders
     input: {name}.orders
     write: upsert
-    key: [id]                     # the primary key of the table
+    # key: [id]                   # the default is the primary key of the table
 
 """
 _CAPTURED_TAIL = """\
@@ -200,6 +200,7 @@ sources:
     dsn: ${{env:DATABASE_URL}}      # or ${{file:path}}: it holds a password
     tables: [orders]              # or "billing.*"; a leading ! excludes
     publication: firnline         # left out: the run creates one, and adds the tables
+    # snapshot: initial           # or never, always: rows that are there before the first run
     # slot: firnline              # the replication slot; the default has the names of pipeline and source
     # include: [committed_at, position, transaction]   # columns _committed_at, _position, _transaction
 

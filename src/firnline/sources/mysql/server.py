@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,11 +38,6 @@ class Server:
     has_gtids: bool
     checksum: str
     settings: dict[str, str]
-
-    @property
-    def kind(self) -> str:
-        """The kind of server, as positions name it."""
-        return "mariadb" if self.is_mariadb else "mysql"
 
 
 def read_server(db: Any, host: tuple[str, int]) -> Server:
@@ -129,7 +123,7 @@ def _quoted(table: str) -> str:
 def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[str, str]]:
     """Return the foreign keys by which the server changes rows of these tables without writing that into its log: the
     table, and the key."""
-    if not server.is_mariadb and version_of(server) >= LOGS_CASCADES:
+    if not server.is_mariadb and _version(server) >= LOGS_CASCADES:
         return []
     found = []
     for table in sorted(tables):
@@ -146,42 +140,18 @@ def query(db: Any, host: tuple[str, int], statement: str) -> list[tuple[Any, ...
         return list(cursor.fetchall() or ())
 
 
-def log_place(db: Any, server: Server) -> tuple[str, int, str]:
-    """Return file and position of the end of the log, and MySQL's `gtid_executed`.
+def log_end(db: Any, server: Server) -> tuple[str, int, str]:
+    """Return file, position and GTIDs of the end of the log.
 
     Raises:
         SourceError: the server does not answer.
     """
-    words = "SHOW MASTER STATUS" if server.is_mariadb or version_of(server) < (8, 2) else "SHOW BINARY LOG STATUS"
+    words = "SHOW MASTER STATUS" if server.is_mariadb or _version(server) < (8, 2) else "SHOW BINARY LOG STATUS"
     row = query(db, server.host, words)[0]
-    return str(row[0]), int(row[1]), "" if server.is_mariadb else str(row[4]).replace("\n", "")
-
-
-def gtids_at(db: Any, server: Server, file: str, pos: int) -> str:
-    """Return the GTIDs of MariaDB at a place in its log. The server reads the file up to there."""
-    return str(query(db, server.host, f"SELECT BINLOG_GTID_POS('{file}', {pos})")[0][0] or "")
-
-
-def logged_gtids(db: Any, server: Server) -> str:
-    """Return the GTIDs of MariaDB that its log has now."""
-    return str(query(db, server.host, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0] or "")
-
-
-def end_place(db: Any, server: Server, *, is_exact: bool = True) -> dict[str, Any]:
-    """Return the end of the log as a position, without the time at which its file was begun.
-
-    `is_exact` is about MariaDB: otherwise its GTIDs may be ahead of file and position. That is quicker.
-
-    Raises:
-        SourceError: the server does not answer.
-    """
-    file, pos, gtids = log_place(db, server)
+    file, place = str(row[0]), int(row[1])
     if server.is_mariadb:
-        gtids = gtids_at(db, server, file, pos) if is_exact else logged_gtids(db, server)
-    return {
-        "kind": server.kind, "file": file, "pos": pos, "created": 0,
-        "gtid_set": gtids if server.has_gtids else None, "server_uuid": server.uuid, "previous": "", "last": None,
-    }  # fmt: skip
+        return file, place, str(query(db, server.host, f"SELECT BINLOG_GTID_POS('{file}', {place})")[0][0] or "")
+    return file, place, str(row[4]).replace("\n", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +180,13 @@ def read_log(db: Any, server: Server) -> LogState:
     Raises:
         SourceError: the server does not answer.
     """
-    file, pos, _ = log_place(db, server)
+    file, pos, _ = log_end(db, server)
     sizes = {str(row[0]): int(row[1]) for row in query(db, server.host, "SHOW BINARY LOGS")}
     now = query(db, server.host, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0]
     return LogState(server, file, pos, sizes, int(now))
 
 
-def version_of(server: Server) -> tuple[int, ...]:
-    """Return the first two numbers of the server's version."""
+def _version(server: Server) -> tuple[int, ...]:
     return tuple(int(word) for word in server.version.split("-")[0].split(".")[:2])
 
 
@@ -229,8 +198,7 @@ def file_created(dsn: Dsn, server: Server, file: str) -> int | None:
     db = connect(dsn, server.host)
     try:
         prepare_dump(db, server, heartbeat_seconds=0, replica="")
-        reader = 0xF000_0000 | secrets.randbits(27)  # of two readers with one id, the server ends the older one
-        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, reader) + file.encode())
+        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, 0xFFFF_FFF0) + file.encode())
         with errors_in_words(f"cannot read the log file {file}", server.host):
             while True:
                 packet = db._read_packet()

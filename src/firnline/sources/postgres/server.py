@@ -257,6 +257,24 @@ class PostgresServer:
                 "(publish_via_partition_root = true); then write `publication: firnline` into the source.",
             )
 
+    def check_may_read(self, tables: Sequence[CapturedTable]) -> None:
+        """Check that the role may read the rows of tables.
+
+        Raises:
+            ConfigError: it may not; the hint has the statement.
+        """
+        with self.session() as db:
+            query = "SELECT current_user::text, has_table_privilege(%s::regclass, 'SELECT')"
+            answers = [(table.name, *_one(db, query, _quoted(table.name))) for table in tables]
+        hidden = [name for name, _, may in answers if not may]
+        if hidden:
+            role = answers[0][1]
+            raise ConfigError(
+                f"{self.place}: the role {role} may not read {', '.join(hidden)}",
+                hint=f'GRANT SELECT ON {", ".join(hidden)} TO "{role}"; or write `snapshot: never` into the source, to '
+                "capture changes alone.",
+            )
+
     def ensure_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
         """Create a publication of the tables, or add the missing ones. Tables without a replica identity go into a
         second one that publishes inserts only: else the server would refuse the application's own updates.

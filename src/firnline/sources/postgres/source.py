@@ -65,6 +65,8 @@ class PostgresSource(LogSource):
         else:
             assert self._postgres.slot is not None
             self._server.check_may_publish(self._postgres.slot, tables)
+        if self._postgres.snapshot != "never":
+            self._server.check_may_read([table for table in tables if table.has_identity])
 
     def measure(self, place: Json) -> LogLag:
         assert self._postgres.slot is not None
