@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from firnline.options import BatchOptions, PipelineOptions
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.mysql.options import MySqlSourceOptions
@@ -82,3 +84,42 @@ def test_a_table_that_is_emptied_before_its_first_row(binlog_server: BinlogServe
     run_to_end(options)
     check_current(binlog_server, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"truncate": 1, "insert": 1}
+
+
+def test_changes_of_a_table_stay_in_their_order(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    """Rows before and behind a TRUNCATE, and under a schema that comes back, in one spool file."""
+    table = f"{DATABASE}.orders"
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", ORDERS)
+    options = captured(binlog_server, tmp_path)
+    run_to_end(options)
+    binlog_server.run(
+        f"INSERT INTO {table} VALUES (1, 1, 'gone')",
+        f"TRUNCATE {table}",
+        f"INSERT INTO {table} VALUES (2, 1, 'a'), (3, 1, 'a')",
+        f"ALTER TABLE {table} ADD COLUMN extra int",
+        f"UPDATE {table} SET amount = 2",
+        f"ALTER TABLE {table} DROP COLUMN extra",
+        f"UPDATE {table} SET amount = 3, note = 'b' WHERE id = 2",
+        f"DELETE FROM {table} WHERE id = 3",
+    )
+    run_to_end(options)
+    check_current(binlog_server, tmp_path)
+
+
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_values_go_with_a_row_whose_key_changes(binlog_server: BinlogServer, tmp_path: Path, image: str) -> None:
+    table = f"{DATABASE}.orders"
+    binlog_server.run(f"CREATE DATABASE {DATABASE}", ORDERS, f"ALTER TABLE {table} MODIFY note text")
+    options = captured(binlog_server, tmp_path)
+    run_to_end(options)
+    binlog_server.run(f"INSERT INTO {table} VALUES (1, 1, 'one'), (2, 2, 'two'), (3, 3, 'three')")
+    run_to_end(options)
+    binlog_server.run(
+        f"SET SESSION binlog_row_image = {image}",
+        f"UPDATE {table} SET id = 11 WHERE id = 1",
+        f"UPDATE {table} SET amount = 9 WHERE id = 2",
+        f"UPDATE {table} SET id = 12 WHERE id = 2",
+        f"UPDATE {table} SET id = 2 WHERE id = 3",
+    )
+    run_to_end(options)
+    check_current(binlog_server, tmp_path)

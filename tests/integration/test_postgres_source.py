@@ -167,3 +167,34 @@ def test_an_emptied_table_is_emptied_in_that_commit(database: str, tmp_path: Pat
     run_to_end(options)
     check_current(database, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"insert": 53, "truncate": 2}
+
+
+@pytest.mark.parametrize("epochs", ["one epoch", "an epoch each"])
+def test_large_values_go_with_a_row_whose_key_changes(database: str, tmp_path: Path, epochs: str) -> None:
+    """The log has neither the old row nor the large value: the row of the old key has it, in the table or in the epoch.
+    A row may move several times, to a key that another row has left, and back."""
+    large = "(SELECT string_agg(md5((g * {0})::text), '') FROM generate_series(1, 400) g)"
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    rows = ", ".join(f"({number}, {number}, {large.format(number)})" for number in range(1, 9))
+    execute(database, f"INSERT INTO orders VALUES {rows}")
+    run_to_end(options)
+    for statement in (
+        "UPDATE orders SET id = 11 WHERE id = 1",
+        "UPDATE orders SET id = 12, amount = 0 WHERE id = 2; UPDATE orders SET id = 13 WHERE id = 12",
+        "DELETE FROM orders WHERE id = 3; UPDATE orders SET id = 3 WHERE id = 4",  # a key that was left
+        "UPDATE orders SET id = 15 WHERE id = 5; UPDATE orders SET id = 5 WHERE id = 15",  # and back
+        f"UPDATE orders SET note = {large.format(77)} WHERE id = 6; UPDATE orders SET id = 16 WHERE id = 6",
+        f"INSERT INTO orders VALUES (20, 1, {large.format(9)}); UPDATE orders SET id = 21 WHERE id = 20",
+        "UPDATE orders SET id = 17 WHERE id = 7; UPDATE orders SET amount = 5 WHERE id = 17",
+        "BEGIN; UPDATE orders SET id = 100 WHERE id = 8; UPDATE orders SET id = 8 WHERE id = 17; "
+        "UPDATE orders SET id = 17 WHERE id = 100; COMMIT",  # two rows change places
+    ):
+        execute(database, statement)
+        if epochs == "an epoch each":
+            run_to_end(options)
+    run_to_end(options)
+    check_current(database, tmp_path)
+    execute(database, "UPDATE orders SET amount = amount + 1", "UPDATE orders SET id = id + 1000")
+    run_to_end(options)
+    check_current(database, tmp_path)

@@ -31,6 +31,7 @@ from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, S
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.postgres.options import PostgresSourceOptions
+from tests.support.mariadb import MariaDbServer
 from tests.support.mysql import BinlogServer
 from tests.support.postgres import PostgresServer
 
@@ -116,16 +117,19 @@ class BinlogSide(Side):
 
     def __init__(self, server: BinlogServer) -> None:
         self._server = server
+        self._images = random.Random(0)
 
     @property
     def server(self) -> BinlogServer:
         return self._server
 
     def connect(self, *, autocommit: bool) -> Any:
+        begin = "SET SESSION transaction_isolation = 'READ-COMMITTED'"
+        if isinstance(self._server, MariaDbServer):
+            begin = "SET SESSION tx_isolation = 'READ-COMMITTED'"
+        image = self._images.choice(("FULL", "FULL", "MINIMAL", "NOBLOB"))  # what the log has of rows
         return self._server.connect(
-            autocommit=autocommit,
-            database="shop",
-            init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            autocommit=autocommit, database="shop", init_command=f"{begin}, SESSION binlog_row_image = {image}"
         )
 
     def source(self, port: int = 0) -> SourceOptions:
@@ -267,10 +271,8 @@ class ModelDatabase:
                 known.remove(key)
             else:
                 new = self._new_key(table, parity)
-                names = [*table.key, *(name for name, kind in table.columns.items() if kind == "large")]
-                values = [*new, *(self._value("large") for _ in names[len(new) :])]
-                words = ", ".join(f"{name} = %s" for name in names)
-                self._execute(cursor, f"UPDATE {table.name} SET {words} WHERE {where}", (*values, *key))
+                words = ", ".join(f"{name} = %s" for name in table.key)
+                self._execute(cursor, f"UPDATE {table.name} SET {words} WHERE {where}", (*new, *key))
                 known[known.index(key)] = new
 
     def _insert(self, cursor: Any, table: Table, known: list[Key], parity: int) -> None:
@@ -366,8 +368,9 @@ def check_history(model: ModelDatabase, folder: Path) -> None:
         for transaction, rows in _transactions(folder / f"history-{table.name}"):
             # A state that differs from the one before in its columns alone has no rows in the log.
             at = _pass(held, states, at)
+            gone: Row = {}
             for row in rows:
-                _apply(held, row, table)
+                gone = _apply(held, row, table, gone)
             if at + 1 < len(states) and _is(held, states[at + 1]):
                 at += 1
                 continue
@@ -407,18 +410,23 @@ def _rows(path: Path) -> Iterator[Row]:
                 yield from pq.read_table(path / unquote(added["path"])).to_pylist()
 
 
-def _apply(held: dict[Key, Row], row: Row, table: Table) -> None:
+def _apply(held: dict[Key, Row], row: Row, table: Table, gone: Row) -> Row:
+    """Apply a change row; `gone` is the row that was deleted just before. Returns the row that this one deletes."""
     key = tuple(row.get(name) for name in table.key)
     if row["_op"] == "truncate":
         held.clear()
-    elif row["_op"] == "delete":
+        return {}
+    if row["_op"] == "delete":
         assert key in held, f"{table.name}: a delete of {key}, which is not there"
-        del held[key]
-    else:
-        assert (key in held) == (row["_op"] == "update"), f"{table.name}: {row['_op']} of {key}"
-        missing = set(row.get("_missing") or ())
-        old = held.get(key, {})
-        held[key] = {name: old.get(name) if name in missing else value for name, value in row.items()}
+        return held.pop(key)
+    assert (key in held) == (row["_op"] == "update"), f"{table.name}: {row['_op']} of {key}"
+    missing = set(row.get("_missing") or ())
+    old = held.get(key, {})
+    if row.get("_moved"):
+        assert gone, f"{table.name}: no row was deleted before {key}, whose key changed"
+        old = gone
+    held[key] = {name: old.get(name) if name in missing else value for name, value in row.items()}
+    return {}
 
 
 def _is(held: Mapping[Key, Row], state: State) -> bool:

@@ -214,8 +214,12 @@ class LogReader(SplitReader):
     # -- rows -----------------------------------------------------------------------------------------
 
     def _rows(self, origin: str, decoded: Decoded) -> Iterator[Rows]:
+        ends: dict[str, int] = {}
         for changes in decoded.changes:
             port = port_of(changes.schema.table, self._settings.default_schema)
+            if changes.order[0] < ends.get(port, 0):
+                raise DamagedError(f"{origin}: the changes of {port} are not in the order of the log")
+            ends[port] = int(changes.order[-1])
             if port in self._ports:
                 rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
                 yield from self._fit(origin, port, rows, changes.order, changes.odd)

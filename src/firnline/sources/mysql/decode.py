@@ -54,7 +54,7 @@ class _Frames:
     maps: dict[int, Table] = field(default_factory=dict)
     transactions: list[Transaction] = field(default_factory=list)
     batches: list[_Batch] = field(default_factory=list)
-    open: dict[int, _Batch] = field(default_factory=dict)  # by identity of the table's description
+    open: dict[str, _Batch] = field(default_factory=dict)  # by table
     emptied: list[tuple[str, int, int]] = field(default_factory=list)  # table, transaction, number of the event
     ddl: list[tuple[tuple[str, ...], str, int, int]] = field(default_factory=list)
     count: int = 0  # events with changes
@@ -143,6 +143,7 @@ class MySqlDecoder(LogDecoder):
             state.begin, state.transaction = None, -1
             state.maps.clear()
         elif statement.kind is Kind.TRUNCATE:
+            state.open.clear()  # rows that follow stand behind it
             state.emptied.append((statement.tables[0], self._transaction(state), state.count))
             state.count += 1
         elif statement.kind is Kind.DDL:
@@ -176,9 +177,9 @@ class MySqlDecoder(LogDecoder):
                 raise ValueError("its columns are cut off")
         except ValueError as error:
             raise damaged(f"rows of {table.schema.table} cannot be read: {error}") from error
-        batch = state.open.get(id(table))
-        if batch is None or batch.bytes > MAX_BATCH_BYTES:
-            batch = state.open[id(table)] = _Batch(table)
+        batch = state.open.get(table.schema.table)
+        if batch is None or batch.table is not table or batch.bytes > MAX_BATCH_BYTES:
+            batch = state.open[table.schema.table] = _Batch(table)
             state.batches.append(batch)
         batch.events.append((at + start, at + len(body), kind, at + first, at + second))
         batch.transactions.append(self._transaction(state))
