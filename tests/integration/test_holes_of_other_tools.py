@@ -76,7 +76,7 @@ def alter_a_table(dsn: str, options: PipelineOptions, folder: Path) -> None:
 
 
 def large_values_are_null(patch: Patch, _dsn: str) -> None:
-    patch.setattr(reader, "_missing", lambda changes: None)
+    patch.setattr(reader, "_missing", lambda *_: None)
 
 
 def moved_rows_lose_large_values(patch: Patch, _dsn: str) -> None:

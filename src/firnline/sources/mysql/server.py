@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import struct
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,8 @@ _NAMES = (
 )  # fmt: skip
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCKING = 1
+_LOOKS = (0xF000_0000, 0xFFFF_FFF0)  # ids of readers that look at one file
+_NO_FILE = "could not find first log file"
 LOGS_CASCADES = (9, 6)  # the first version of MySQL whose log has the changes of cascading foreign keys
 _CASCADE = re.compile(
     r"^ *CONSTRAINT `((?:[^`]|``)+)` FOREIGN KEY .* ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)", re.MULTILINE
@@ -194,22 +198,27 @@ def file_created(dsn: Dsn, server: Server, file: str) -> int | None:
     """Return when a file of the log was begun, in seconds since 1970; None if the server has no such file.
 
     A file of the log is only ever appended to. So its name and this time tell whether it is the same file.
+
+    Raises:
+        SourceError: the server did not answer that.
     """
     db = connect(dsn, server.host)
     try:
-        prepare_dump(db, server, heartbeat_seconds=0, replica="")
-        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, 0xFFFF_FFF0) + file.encode())
+        # A server ends the stream of a reader whose id comes again: every look has its own.
+        reader = random.randrange(*_LOOKS)
+        prepare_dump(db, server, heartbeat_seconds=0, replica=str(uuid.uuid4()))
+        send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, reader) + file.encode())
         with errors_in_words(f"cannot read the log file {file}", server.host):
             while True:
                 packet = db._read_packet()
                 data = memoryview(packet.get_all_data())
                 if data[0] == 0xFE:
-                    return None
+                    raise SourceError(f"server {server.host[0]}:{server.host[1]} ended the look at the log file {file}")
                 header = ev.Header(*ev.HEADER.unpack_from(data, 1))
                 if header.type == ev.FORMAT_DESCRIPTION:
                     return header.timestamp
     except SourceError as error:
-        if "1236" in str(error):
+        if "1236" in str(error) and _NO_FILE in str(error).lower():  # the number stands for other errors, too
             return None
         raise
     finally:
