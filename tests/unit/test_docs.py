@@ -160,6 +160,9 @@ def test_the_pages_of_sources_have_the_same_headings_and_examples_that_load(page
     from firnline.spec.build import load_options
 
     headings = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    if page.stem in ("mysql", "postgres"):  # servers that must be prepared
+        headings.remove("The first hour")
+        headings.remove("Failover")
     assert headings == ["Guarantee", "Options", "What is read", "When it fails", "Example"]
     examples = re.findall(r"^```yaml\n(.*?)^```", page.read_text().split("## Example")[1], re.DOTALL | re.MULTILINE)
     assert examples

@@ -229,6 +229,7 @@ sources:
     type: mysql
     dsn: ${{env:DATABASE_URL}}      # or ${{file:path}}: it holds a password
     tables: [orders]              # of the dsn's database; or "billing.*"; a leading ! excludes
+    # snapshot: initial           # or never, always: rows that are there before the first run
     # server_id: 4711             # the default is made from the names of pipeline and source; no replica may have it
     # include: [committed_at, position, transaction]   # columns _committed_at, _position, _transaction
 

@@ -88,6 +88,7 @@ def test_gtid_lists_of_mariadb() -> None:
         ("TRUNCATE t", Kind.TRUNCATE, ("db.t",)), ("truncate table `a b`.`c``d`", Kind.TRUNCATE, ("a b.c`d",)),
         ("CREATE TABLE IF NOT EXISTS x.y (a int)", Kind.DDL, ("x.y",)),
         ("CREATE TABLE `t` (`a` int DEFAULT 'SELECT 1') START TRANSACTION", Kind.DDL, ("db.t",)),
+        ("CREATE TABLE `t` (`select` int, `it's` int)", Kind.DDL, ("db.t",)),
         ("CREATE TABLE t AS SELECT 1", Kind.ROWS, ()),
         ("/*!40000 ALTER TABLE `t` DISABLE KEYS */", Kind.DDL, ("db.t",)),
         ("ALTER TABLE a RENAME TO b.c", Kind.DDL, ("db.a", "b.c")),

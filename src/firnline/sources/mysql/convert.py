@@ -1,16 +1,17 @@
-"""Turns the values of one column, as `kernel.walk` found them, into an Arrow array."""
+"""Turns the values of one column into an Arrow array: of the log, as `kernel.walk` found them, or of SELECT."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.sources.mysql import binary_json, charsets, kernel, tables
+from firnline.sources.mysql import binary_json, charsets, kernel, select_kernel, tables
 from firnline.sources.mysql.events import damaged
 
 Bytes = npt.NDArray[np.uint8]
@@ -19,6 +20,7 @@ _TIMES = {
     tables.DATETIME2: kernel.DATETIME2, tables.TIMESTAMP: kernel.TIMESTAMP, tables.TIMESTAMP2: kernel.TIMESTAMP2,
 }  # fmt: skip
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_NO_DATES = ": zero and invalid dates, and those before year 1, are read as null"
 _PLAIN = frozenset({tables.VARCHAR, tables.BLOB, tables.STRING, tables.GEOMETRY, tables.VECTOR})
 
 
@@ -95,7 +97,7 @@ def convert(
         out = np.empty(len(values), np.int64)
         had_value = values.states == kernel.VALUE
         if kernel.times(values.data, values.offsets, values.states, _TIMES[one.code], one.meta, out):
-            warn(f"{name}: zero and invalid dates, and those before year 1, are read as null")
+            warn(f"{name}{_NO_DATES}")
             for row in np.flatnonzero(had_value & (values.states != kernel.VALUE)).tolist():
                 place = int(values.offsets[row])
                 odd[row] = _date_text(one, values.data[place : place + one.size].tobytes())
@@ -124,6 +126,71 @@ def convert(
             return _text(values.raw(), one.charset, name, warn)
         return values.raw(one.meta if one.code == tables.STRING else 0)
     return _integers(one, values, kind)
+
+
+def convert_selected(
+    one: tables.TypeOf, values: ColumnValues, name: str, warn: Callable[[str], object], odd: dict[int, str]
+) -> pa.Array:
+    """Return the values of a column as `convert` does, of rows of the binary protocol as `select_kernel` found them.
+
+    Text has its column's character set, and ENUM and SET are numbers of eight bytes: so asks `TableReader`.
+
+    Raises:
+        DamagedError: a value is not what its type can be.
+    """
+    kind = tables.arrow_type(one)
+    if one.code in _TIMES:
+        return _selected_dates(one, values, kind, name, warn, odd)
+    if one.code in (tables.TIME, tables.TIME2):
+        ends, out = np.zeros(len(values) + 1, np.int32), np.empty(18 * len(values), np.uint8)
+        end = select_kernel.clocks(values.data, values.offsets, values.lengths, values.states, one.meta, ends, out)
+        return _clock_texts(values, ends, out, end, name)
+    if one.code == tables.YEAR:
+        return values.fixed(kind, values.words(2).astype(np.int16))
+    if one.code == tables.NEWDECIMAL:
+        numbers = _room_for_decimals(one, len(values))
+        bad = select_kernel.decimals(
+            values.data, values.offsets, values.lengths, values.states, one.precision, one.scale, numbers
+        )
+        return _decimal_array(one, values, kind, numbers, bad, name)
+    if one.code == tables.BIT and (values.lengths[values.states == kernel.VALUE] != one.size).any():
+        raise damaged(f"{name}: a value of BIT({one.meta}) has another length than {one.size} bytes")
+    if one.code in (tables.ENUM, tables.SET):
+        return _names(replace(one, size=8), values, name)
+    if one.code == tables.JSON:
+        return _text(values.raw(), "utf8mb4", name, warn)
+    if one.code in (tables.BLOB_COMPRESSED, tables.VARCHAR_COMPRESSED):
+        return _text(values.raw(), one.charset, name, warn) if one.charset else values.raw()
+    return convert(one, values, name, warn, odd)
+
+
+def _selected_dates(
+    one: tables.TypeOf,
+    values: ColumnValues,
+    kind: pa.DataType,
+    name: str,
+    warn: Callable[[str], object],
+    odd: dict[int, str],
+) -> pa.Array:
+    is_date = pa.types.is_date32(kind)
+    out = np.empty(len(values), np.int64)
+    had_value = values.states == kernel.VALUE
+    count = select_kernel.dates(values.data, values.offsets, values.lengths, values.states, is_date, out)
+    if count < 0:
+        raise damaged(f"{name}: a value is no date")
+    if count:
+        warn(f"{name}{_NO_DATES}")
+        for row in np.flatnonzero(had_value & (values.states != kernel.VALUE)).tolist():
+            place = int(values.offsets[row])
+            text = _moment_text(one, select_date(values.data[place : place + int(values.lengths[row])].tobytes()))
+            odd[row] = text[:10] if is_date else text
+    return values.fixed(kind, out.astype(np.int32) if is_date else out)
+
+
+def select_date(value: bytes) -> tuple[int, ...]:
+    """Return year, month, day, hour, minute, second and microseconds of a date in the binary protocol."""
+    full = value.ljust(11, b"\0")
+    return (int.from_bytes(full[:2], "little"), *full[2:7], int.from_bytes(full[7:11], "little"))
 
 
 def _integers(one: tables.TypeOf, values: ColumnValues, kind: pa.DataType) -> pa.Array:
@@ -155,14 +222,22 @@ def _date_text(one: tables.TypeOf, value: bytes) -> str:
         year, month, day = (date >> 5) // 13, (date >> 5) % 13, date & 31
         hour, minute, second = clock >> 12, clock >> 6 & 63, clock & 63
         micros = int.from_bytes(value[5:], "big") * 100 ** (3 - (one.meta + 1) // 2)
+    return _moment_text(one, (year, month, day, hour, minute, second, micros))
+
+
+def _moment_text(one: tables.TypeOf, parts: tuple[int, ...]) -> str:
+    year, month, day, hour, minute, second, micros = parts
     text = f"{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}"
     return f"{text}.{micros:06}"[: 20 + one.meta] if one.meta else text
 
 
 def _clocks(one: tables.TypeOf, values: ColumnValues, name: str) -> pa.Array:
-    ends = np.zeros(len(values) + 1, np.int32)
-    out = np.empty(18 * len(values), np.uint8)
+    ends, out = np.zeros(len(values) + 1, np.int32), np.empty(18 * len(values), np.uint8)
     end = kernel.clocks(values.data, values.offsets, values.states, one.code == tables.TIME2, one.meta, ends, out)
+    return _clock_texts(values, ends, out, end, name)
+
+
+def _clock_texts(values: ColumnValues, ends: npt.NDArray[np.int32], out: Bytes, end: int, name: str) -> pa.Array:
     if end < 0:
         raise damaged(f"{name}: a value is no TIME")
     buffers = [values.validity, pa.py_buffer(ends), pa.py_buffer(out[:end])]
@@ -170,14 +245,28 @@ def _clocks(one: tables.TypeOf, values: ColumnValues, name: str) -> pa.Array:
 
 
 def _decimals(one: tables.TypeOf, values: ColumnValues, kind: pa.DataType, name: str) -> pa.Array:
-    is_wide = one.precision > tables.MAX_DIGITS
-    out = np.empty((len(values), 4 if is_wide else 2), np.uint64)
-    odd = kernel.decimals(values.data, values.offsets, values.states, one.precision, one.scale, out)
-    if odd >= 0:
+    numbers = _room_for_decimals(one, len(values))
+    bad = kernel.decimals(values.data, values.offsets, values.states, one.precision, one.scale, numbers)
+    return _decimal_array(one, values, kind, numbers, bad, name)
+
+
+def _room_for_decimals(one: tables.TypeOf, count: int) -> npt.NDArray[np.uint64]:
+    return np.empty((count, 4 if one.precision > tables.MAX_DIGITS else 2), np.uint64)
+
+
+def _decimal_array(
+    one: tables.TypeOf,
+    values: ColumnValues,
+    kind: pa.DataType,
+    numbers: npt.NDArray[np.uint64],
+    bad: int,
+    name: str,
+) -> pa.Array:
+    if bad >= 0:
         raise damaged(f"{name}: a value is no DECIMAL")
-    if not is_wide:
-        return values.fixed(kind, out)
-    wide = values.fixed(pa.decimal256(one.precision, one.scale), out)
+    if one.precision <= tables.MAX_DIGITS:
+        return values.fixed(kind, numbers)
+    wide = values.fixed(pa.decimal256(one.precision, one.scale), numbers)
     return pa.array([None if value is None else f"{value:f}" for value in wide.to_pylist()], pa.string())
 
 

@@ -6,20 +6,21 @@ finds the values of all rows of a table, and each column is converted as a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from firnline.sources.cdc.log import Changes, Ddl, Decoded, LogDecoder, Op, TableSchema, Transaction
+from firnline.sources.cdc.log import Changes, ChunkRows, Ddl, Decoded, LogDecoder, Op, TableSchema, Transaction
+from firnline.sources.mysql import chunk, kernel
 from firnline.sources.mysql import events as ev
-from firnline.sources.mysql import kernel
 from firnline.sources.mysql.convert import ColumnValues, convert
 from firnline.sources.mysql.events import Header, damaged, read_length
 from firnline.sources.mysql.statements import Kind, classify, find_silent
 from firnline.sources.mysql.tables import Table, read_table
+from firnline.types import Json
 
 MAX_BATCH_BYTES = 1 << 28  # of the events of one batch; so no column has more bytes than Arrow's offsets can count
 KEPT_TABLES = 256  # descriptions of tables that a process keeps
@@ -114,6 +115,15 @@ class MySqlDecoder(LogDecoder):
             for tables, text, index, number in state.ddl
         ]
         return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)
+
+    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+        return chunk.decode_chunk(context, content)
+
+    def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> npt.NDArray[np.bool_]:
+        return chunk.sees(snapshot, transactions)
+
+    def place_of_chunk(self, high: Json) -> Transaction:
+        return Transaction("", 0, f"{high['file']}:{high['pos']}")
 
     def _note(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:
         kind = header.type
@@ -217,7 +227,7 @@ class MySqlDecoder(LogDecoder):
         after, before = _room(columns, count), _room(columns, count if self._with_before else 0)
         ops, owners = _owners(count)
         kernel.walk(*fixed, *after, *before, ops, owners, self._with_before, True)
-        flags = [states == kernel.MISSING for states in after[2]]
+        flags = [states == kernel.MISSING for states in after[2][: len(table.schema.columns)]]
         for text in table.warnings:
             warn(text)
         odd: dict[str, dict[int, str]] = {}
@@ -301,7 +311,7 @@ def _convert(
     odd: dict[str, dict[int, str]],
 ) -> pa.RecordBatch:
     arrays = []
-    for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=True)):
+    for c, (one, column) in enumerate(zip(table.types, table.schema.columns, strict=False)):
         values = ColumnValues(data, room[0][c], room[1][c], room[2][c])
         texts: dict[int, str] = {}
         arrays.append(convert(one, values, f"{table.schema.table}.{column.name}", warn, texts))
@@ -352,3 +362,4 @@ def warm_up() -> None:
     kernel.times(data, values.offsets, values.states, kernel.DATE, 0, np.empty(1, np.int64))
     kernel.clocks(data, values.offsets, values.states, False, 0, np.empty(2, np.int32), np.empty(18, np.uint8))
     kernel.decimals(data, values.offsets, values.states, 9, 0, np.empty((1, 2), np.uint64))
+    chunk.warm_up()

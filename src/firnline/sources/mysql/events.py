@@ -116,6 +116,12 @@ def has_checksums(body: memoryview) -> bool:
     return algorithm == 1
 
 
+def place_order(file: str, pos: int) -> tuple[int, int]:
+    """Return a key by which places in the log of one server are in order."""
+    digits = file.rpartition(".")[2]
+    return int(digits) if digits.isdigit() else 0, pos
+
+
 @dataclass(frozen=True, slots=True)
 class GtidEvent:
     """The begin of a transaction."""

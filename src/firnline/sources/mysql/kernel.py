@@ -265,7 +265,7 @@ def times(data, offsets, states, kind, digits, out):
                 seconds, micros = np.int64(0), np.int64(0)
                 for i in range(4):
                     seconds |= np.int64(data[p + i]) << (8 * i)
-            if seconds == 0 or micros > 999999:
+            if seconds + micros == 0 or micros > 999999:
                 states[r] = NULL
                 odd += 1
             else:
@@ -309,6 +309,31 @@ def two(out, q, value):
     out[q + 1] = 48 + value % 10
 
 
+@inlined
+def write_clock(out, q, negative, hour, minute, second, micros, digits):
+    """Write a TIME value as the server prints it; return the place behind it."""
+    if negative:
+        out[q] = 45
+        q += 1
+    if hour > 99:
+        out[q] = 48 + hour // 100
+        q += 1
+    two(out, q, hour % 100)
+    out[q + 2] = 58
+    two(out, q + 3, minute)
+    out[q + 5] = 58
+    two(out, q + 6, second)
+    q += 8
+    if digits:
+        out[q] = 46
+        power = np.int64(100000)
+        for i in range(digits):
+            out[q + 1 + i] = 48 + micros // power % 10
+            power //= 10
+        q += 1 + digits
+    return q
+
+
 @entry
 def clocks(data, offsets, states, is_new, digits, ends, out):
     """Write TIME values as text, one behind the other; return how many cannot be, or the bytes written.
@@ -345,25 +370,7 @@ def clocks(data, offsets, states, is_new, digits, ends, out):
             hour, minute, second = value // 10000, value // 100 % 100, value % 100
         if hour > 999 or minute > 59 or second > 59 or micros > 999999:
             return np.int64(-1 - r)
-        if negative:
-            out[q] = 45
-            q += 1
-        if hour > 99:
-            out[q] = 48 + hour // 100
-            q += 1
-        two(out, q, hour % 100)
-        out[q + 2] = 58
-        two(out, q + 3, minute)
-        out[q + 5] = 58
-        two(out, q + 6, second)
-        q += 8
-        if digits:
-            out[q] = 46
-            power = np.int64(100000)
-            for i in range(digits):
-                out[q + 1 + i] = 48 + micros // power % 10
-                power //= 10
-            q += 1 + digits
+        q = write_clock(out, q, negative, hour, minute, second, micros, digits)
     ends[states.shape[0]] = q
     return np.int64(q)
 

@@ -43,6 +43,11 @@ class Server:
     checksum: str
     settings: dict[str, str]
 
+    @property
+    def kind(self) -> str:
+        """The kind of server, as positions name it."""
+        return "mariadb" if self.is_mariadb else "mysql"
+
 
 def read_server(db: Any, host: tuple[str, int]) -> Server:
     """Return what a server says about itself.
@@ -127,7 +132,7 @@ def _quoted(table: str) -> str:
 def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[str, str]]:
     """Return the foreign keys by which the server changes rows of these tables without writing that into its log: the
     table, and the key."""
-    if not server.is_mariadb and _version(server) >= LOGS_CASCADES:
+    if not server.is_mariadb and version_of(server) >= LOGS_CASCADES:
         return []
     found = []
     for table in sorted(tables):
@@ -144,18 +149,42 @@ def query(db: Any, host: tuple[str, int], statement: str) -> list[tuple[Any, ...
         return list(cursor.fetchall() or ())
 
 
-def log_end(db: Any, server: Server) -> tuple[str, int, str]:
-    """Return file, position and GTIDs of the end of the log.
+def log_place(db: Any, server: Server) -> tuple[str, int, str]:
+    """Return file and position of the end of the log, and MySQL's `gtid_executed`.
 
     Raises:
         SourceError: the server does not answer.
     """
-    words = "SHOW MASTER STATUS" if server.is_mariadb or _version(server) < (8, 2) else "SHOW BINARY LOG STATUS"
+    words = "SHOW MASTER STATUS" if server.is_mariadb or version_of(server) < (8, 2) else "SHOW BINARY LOG STATUS"
     row = query(db, server.host, words)[0]
-    file, place = str(row[0]), int(row[1])
+    return str(row[0]), int(row[1]), "" if server.is_mariadb else str(row[4]).replace("\n", "")
+
+
+def gtids_at(db: Any, server: Server, file: str, pos: int) -> str:
+    """Return the GTIDs of MariaDB at a place in its log. The server reads the file up to there."""
+    return str(query(db, server.host, f"SELECT BINLOG_GTID_POS('{file}', {pos})")[0][0] or "")
+
+
+def logged_gtids(db: Any, server: Server) -> str:
+    """Return the GTIDs of MariaDB that its log has now."""
+    return str(query(db, server.host, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0] or "")
+
+
+def end_place(db: Any, server: Server, *, is_exact: bool = True) -> dict[str, Any]:
+    """Return the end of the log as a position, without the time at which its file was begun.
+
+    `is_exact` is about MariaDB: otherwise its GTIDs may be ahead of file and position. That is quicker.
+
+    Raises:
+        SourceError: the server does not answer.
+    """
+    file, pos, gtids = log_place(db, server)
     if server.is_mariadb:
-        return file, place, str(query(db, server.host, f"SELECT BINLOG_GTID_POS('{file}', {place})")[0][0] or "")
-    return file, place, str(row[4]).replace("\n", "")
+        gtids = gtids_at(db, server, file, pos) if is_exact else logged_gtids(db, server)
+    return {
+        "kind": server.kind, "file": file, "pos": pos, "created": 0,
+        "gtid_set": gtids if server.has_gtids else None, "server_uuid": server.uuid, "previous": "", "last": None,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +213,14 @@ def read_log(db: Any, server: Server) -> LogState:
     Raises:
         SourceError: the server does not answer.
     """
-    file, pos, _ = log_end(db, server)
+    file, pos, _ = log_place(db, server)
     sizes = {str(row[0]): int(row[1]) for row in query(db, server.host, "SHOW BINARY LOGS")}
     now = query(db, server.host, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0]
     return LogState(server, file, pos, sizes, int(now))
 
 
-def _version(server: Server) -> tuple[int, ...]:
+def version_of(server: Server) -> tuple[int, ...]:
+    """Return the first two numbers of the server's version."""
     return tuple(int(word) for word in server.version.split("-")[0].split(".")[:2])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from firnline.sources.base import LogLag
-from firnline.sources.cdc.log import LogStream
+from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
 from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.mysql.server import find_cascades, find_key, find_tables, read_log, read_server
 from firnline.sources.mysql.stream import MySqlStream
+from firnline.sources.mysql.table_reader import MySqlTableReader
 from firnline.types import Json
 
 
@@ -30,6 +31,9 @@ class MySqlSource(LogSource):
         return MySqlStream(
             self._mysql.dsn, self._tables.covers, self._mysql.server_id, partial_inserts=self._mysql.partial_inserts
         )
+
+    def open_tables(self) -> TableReader:
+        return MySqlTableReader(self._mysql.dsn, self._tables.covers)
 
     def describe_place(self, place: Json) -> dict[str, Json]:
         return describe_place(place)

@@ -33,6 +33,7 @@ class Statement:
 
 _COMMENT = re.compile(r"/\*M?!\d*(.*?)\*/|/\*.*?\*/|--[ \t][^\n]*|#[^\n]*", re.DOTALL)
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"", re.DOTALL)
+_QUOTED = re.compile(rf"{_LITERAL.pattern}|`(?:[^`]|``)*`", re.DOTALL)  # texts and names
 _NAME = r"(?:`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$\u0080-\uffff]+)"
 _TABLE = rf"{_NAME}(?:\s*\.\s*{_NAME})?"
 _TABLE_PARTS = re.compile(rf"({_NAME})(?:\s*\.\s*({_NAME}))?")
@@ -83,7 +84,7 @@ def classify(statement: str, database: str) -> Statement:
         return Statement(Kind.TRUNCATE, (_table(found.group(1), database),))
     if found := _TABLE_DDL.match(text):
         plain = _LITERAL.sub("''", text)
-        if first == "CREATE" and re.search(r"\bSELECT\b", plain, re.IGNORECASE):
+        if first == "CREATE" and re.search(r"\bSELECT\b", _QUOTED.sub("''", text), re.IGNORECASE):
             return Statement(Kind.ROWS)  # with rows, it would be logged without the SELECT
         tables = [_table(found.group(1), database)]
         if first == "ALTER" and (renamed := re.search(rf"\bRENAME\s+(?:TO|AS)\s+({_TABLE})", plain, re.IGNORECASE)):

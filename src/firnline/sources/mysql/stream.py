@@ -45,8 +45,8 @@ from firnline.sources.mysql.server import (
     COM_BINLOG_DUMP_GTID,
     Server,
     check_server,
+    end_place,
     file_created,
-    log_end,
     prepare_dump,
     query,
     read_server,
@@ -184,11 +184,11 @@ class MySqlStream(LogStream):
         if isinstance(self._gtids, GtidList):  # MariaDB: a server has no UUID by which to know it
             return self._gtids.contains(GtidList.parse(end["gtid_set"] or ""))
         if self._server is not None and end["server_uuid"] == self._server.uuid:
-            return _order(self._file, self._pos) >= _order(end["file"], end["pos"])
+            return ev.place_order(self._file, self._pos) >= ev.place_order(end["file"], end["pos"])
         return isinstance(self._gtids, GtidSet) and self._gtids.contains(GtidSet.parse(end["gtid_set"] or ""))
 
     def idle_position(self) -> Json | None:
-        is_behind = self._reached is None or _order(self._file, self._pos) > self._reached
+        is_behind = self._reached is None or ev.place_order(self._file, self._pos) > self._reached
         if not is_behind or self._gtid is not None or self._expected is not None:
             return None
         self._passed = 0
@@ -204,16 +204,13 @@ class MySqlStream(LogStream):
         db = connect(self._dsn, self._host)
         try:
             server = read_server(db, self._host)
-            file, pos, gtids = log_end(db, server)
+            end = end_place(db, server)
         finally:
             db.close()
-        key = (server.uuid, file)
+        key = (server.uuid, end["file"])
         if key not in self._created:
-            self._created = {key: file_created(self._dsn, server, file)}
-        return {
-            "kind": _kind(server), "file": file, "pos": pos, "created": self._created[key] or 0,
-            "gtid_set": gtids if server.has_gtids else None, "server_uuid": server.uuid, "previous": "", "last": None,
-        }  # fmt: skip
+            self._created = {key: file_created(self._dsn, server, end["file"])}
+        return {**end, "created": self._created[key] or 0}
 
     def close(self) -> None:
         packets, self._packets = self._packets, None
@@ -243,8 +240,8 @@ class MySqlStream(LogStream):
 
     def _begin(self, db: Any, server: Server, place: dict[str, Any]) -> None:
         """Ask for the log from before the last transaction on, and wait until that transaction has come."""
-        if place.get("kind") != _kind(server):
-            raise _gap(f"the position is of {place.get('kind')}, and server {_at(server)} is {_kind(server)}")
+        if place.get("kind") != server.kind:
+            raise _gap(f"the position is of {place.get('kind')}, and server {_at(server)} is {server.kind}")
         self._last, self._previous = place["last"], place["previous"]
         self._file, self._pos, self._file_created = place["file"], place["pos"], place["created"]
         replica = str(uuid.uuid5(uuid.NAMESPACE_OID, f"firnline-{self._server_id}"))
@@ -256,7 +253,7 @@ class MySqlStream(LogStream):
         else:
             command = self._from_file(server, place)
         if self._is_same_server:
-            self._reached = _order(place["file"], place["pos"])
+            self._reached = ev.place_order(place["file"], place["pos"])
         self._has_checksums = server.checksum == "CRC32"
         self._packets = PacketReader(db, server, max(SILENCE_SECONDS, 4 * self._heartbeat))
         send(db, command)
@@ -616,7 +613,7 @@ class MySqlStream(LogStream):
                 name = gtid.id or self._place(self._start)
                 self._at_cut = (self._file, self._pos, self._format)
                 self._cuts.append(Cut(len(self._out), position, name, gtid.committed_at, self._rows))
-                self._reached, self._passed = _order(self._file, self._pos), 0
+                self._reached, self._passed = ev.place_order(self._file, self._pos), 0
         self._end_transaction()
 
     def _check_proof(self, last: dict[str, Any]) -> None:
@@ -637,7 +634,7 @@ class MySqlStream(LogStream):
         server = self._server
         assert server is not None
         return {
-            "kind": _kind(server), "file": self._file, "pos": self._pos, "created": self._file_created,
+            "kind": server.kind, "file": self._file, "pos": self._pos, "created": self._file_created,
             "gtid_set": None if self._gtids is None else str(self._gtids), "server_uuid": server.uuid,
             "previous": self._previous, "last": self._last,
         }  # fmt: skip
@@ -822,18 +819,8 @@ def _count_rows(header: Header, body: memoryview, area: _RowArea, table: Table) 
     )
 
 
-def _order(file: str, pos: int) -> tuple[int, int]:
-    """Return a key by which places in the log of one server are in order."""
-    digits = file.rpartition(".")[2]
-    return int(digits) if digits.isdigit() else 0, pos
-
-
 def _framed(frame: bytes) -> bytes:
     return len(frame).to_bytes(4, "little") + frame
-
-
-def _kind(server: Server) -> str:
-    return "mariadb" if server.is_mariadb else "mysql"
 
 
 def _at(server: Server) -> str:

@@ -21,7 +21,9 @@ MariaDB's UUID, INET4 and INET6 are binary: its log does not tell them from BINA
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +52,7 @@ _INTEGER_NAMES = {TINY: "tinyint", SHORT: "smallint", INT24: "mediumint", LONG: 
 _BLOB_NAMES = {
     1: ("tinyblob", "tinytext"), 2: ("blob", "text"), 3: ("mediumblob", "mediumtext"), 4: ("longblob", "longtext"),
 }  # fmt: skip
+_HIDDEN = re.compile(rb"DB_ROW_HASH_\d+")  # columns of MariaDB for unique keys on long values, which nobody can select
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 MAX_COLUMNS = 4096
 MAX_DIGITS = 38  # of decimal128, and of Delta tables
@@ -76,7 +79,7 @@ class TypeOf:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as a TABLE_MAP event describes it."""
+    """A table as a TABLE_MAP event describes it. Types may be more than columns: MariaDB hides some."""
 
     schema: TableSchema
     types: tuple[TypeOf, ...]
@@ -115,16 +118,29 @@ def _read_table(body: memoryview, is_mariadb: bool) -> Table:
         raise ValueError(f"table {table} has {len(names)} names for {count} columns: binlog_row_metadata is not FULL")
     types = _types(codes, metas, extra, table, names, is_mariadb)
     keys = _keys(extra, count)
-    warnings: list[str] = []
-    columns = []
-    for number, (column, one) in enumerate(zip(names, types, strict=True)):
-        columns.append(Column(column.decode(), arrow_type(one), native_name(one), number in keys))
+    shown = count
+    while shown and is_mariadb and _HIDDEN.fullmatch(names[shown - 1]):
+        shown -= 1
+    return make_table(table, [name.decode() for name in names[:shown]], types, keys)
+
+
+def make_table(table: str, names: Sequence[str], types: Sequence[TypeOf], keys: Collection[int]) -> Table:
+    """Return a table of these columns; `keys` are the numbers of those that name a row.
+
+    There may be more types than names: rows have values behind those of the columns.
+
+    Raises:
+        ValueError: two columns have one name.
+    """
+    columns, warnings = [], []
+    for number, (name, one) in enumerate(zip(names, types, strict=False)):
+        columns.append(Column(name, arrow_type(one), native_name(one), number in keys))
         if one.code == NEWDECIMAL and one.precision > MAX_DIGITS:
-            warnings.append(f"{table}.{column.decode()}: decimal({one.precision},{one.scale}) is read as text")
-    if len({column.name for column in columns}) != count:
+            warnings.append(f"{table}.{name}: decimal({one.precision},{one.scale}) is read as text")
+    if len(set(names)) != len(names):
         raise ValueError(f"table {table} has two columns of one name")
-    layout = np.array([(one.prefix, one.size) for one in types], np.int64).reshape(count, 2)
-    is_key = np.array([column.is_key for column in columns], np.uint8)
+    layout = np.array([(one.prefix, one.size) for one in types], np.int64).reshape(len(types), 2)
+    is_key = np.array([number in keys for number in range(len(types))], np.uint8)
     return Table(TableSchema(table, tuple(columns)), tuple(types), layout, is_key, tuple(warnings))
 
 

@@ -1,0 +1,306 @@
+"""Reads tables of MySQL and MariaDB chunk by chunk; see `chunk` for what a chunk is.
+
+A chunk is one SELECT in a transaction with a consistent snapshot. What this snapshot surely sees:
+
+- MySQL with GTIDs: `gtid_executed`, read before it. A GTID enters it after the storage engine's commit.
+- MariaDB: the place in the log that belongs to the snapshot, which the server tells exactly.
+- MySQL without GTIDs: the end of the log, read while another connection holds the table with LOCK TABLES ... READ. The
+  server grants this lock when no transaction that changed the table is left, and the snapshot begins under it.
+
+Two connections: one has the snapshot and the rows, the other all else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from firnline.errors import ConfigError, SourceError
+from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader
+from firnline.sources.mysql import chunk as chunks
+from firnline.sources.mysql import select_kernel
+from firnline.sources.mysql.connect import Dsn, connect, connect_any
+from firnline.sources.mysql.definition import Definition, key_value, quoted, quoted_table, read_definition
+from firnline.sources.mysql.events import place_order
+from firnline.sources.mysql.results import Result, RowReader, error_number
+from firnline.sources.mysql.server import (
+    Server,
+    end_place,
+    gtids_at,
+    log_place,
+    logged_gtids,
+    query,
+    read_server,
+    version_of,
+)
+from firnline.types import Json
+
+logger = logging.getLogger(__name__)
+
+MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
+LOCK_SECONDS = 2  # to wait for a table lock, while others may wait behind it
+ATTEMPTS = 5  # of a chunk whose table is changed while it is read
+SYSTEM_DATABASES = frozenset({"mysql", "sys", "information_schema", "performance_schema"})
+_CHANGED, _GONE = frozenset({1412}), frozenset({1146, 1049, 1932})
+_REFUSED = frozenset({1142, 1143, 1044})
+_WRONG_CONDITIONS = frozenset({1052, 1054, 1060, 1064, 1111, 1241, 1242, 1305, 1318, 1582, 1690})
+# The session that reads rows: values as they are stored, times in UTC, dates that are none as literals.
+_ROWS_SESSION = (
+    "SET character_set_results = NULL, time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES'",
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+)
+
+
+class MySqlTableReader(TableReader):
+    """Reads the tables of one server, or of the first of several that answers.
+
+    Args:
+        dsn: The address; see `Dsn`.
+        is_captured: Whether a table, as `database.table`, is captured.
+        max_chunk_bytes: A chunk ends when its rows have so many bytes.
+    """
+
+    def __init__(self, dsn: str, is_captured: Callable[[str], bool], *, max_chunk_bytes: int = MAX_CHUNK_BYTES) -> None:
+        self._dsn = Dsn.parse(dsn)
+        self._is_captured = is_captured
+        self._max_bytes = max_chunk_bytes
+        self._server: Server | None = None
+        self._control: Any = None
+        self._rows: Any = None
+        self._row_reader: RowReader | None = None
+        self._seen: Json = None  # what the last snapshot saw
+        self._fitting: dict[str, int] = {}  # rows of a table that fit into a chunk, where not all did
+
+    # -- the contract --
+
+    def find_tables(self) -> list[TableFacts]:
+        db, server = self._connected()
+        rows = query(
+            db,
+            server.host,
+            "SELECT table_schema, table_name, table_rows, table_type FROM information_schema.tables "
+            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name",
+        )
+        found = []
+        for database, name, count, kind in rows:
+            table = f"{database}.{name}"
+            if database in SYSTEM_DATABASES or not self._is_captured(table):
+                continue
+            with contextlib.suppress(TableGoneError), _errors_of(table):
+                key = () if kind == "SYSTEM VERSIONED" else read_definition(db, server, table).key
+                found.append(TableFacts(table, key, int(count or 0)))
+        return found
+
+    def prepare(self, tables: Sequence[str]) -> None:
+        """Nothing to do: the log has the changes of all tables."""
+
+    def barrier(self, place: Json) -> Json:
+        return {name: place[name] for name in ("kind", "gtid_set", "file", "pos", "server_uuid")}
+
+    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._read_chunk(table, after, limit, barrier, where)
+            except SourceError as error:
+                self.close()
+                if error_number(error) not in _CHANGED or attempt == ATTEMPTS - 1:
+                    raise
+            except BaseException:
+                self.close()
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        self._close_rows()
+        control, self._control = self._control, None
+        if control is not None:
+            control._force_close()
+
+    # -- connections --
+
+    def _connected(self) -> tuple[Any, Server]:
+        """Return the connection for all but rows, and its server."""
+        if self._control is None or not self._control.open:
+            self.close()
+            db, host = connect_any(self._dsn, self._dsn.hosts)
+            try:
+                server = read_server(db, host)
+                settings = f"lock_wait_timeout = {LOCK_SECONDS}"
+                if not server.is_mariadb:
+                    settings += ", information_schema_stats_expiry = 0"
+                    if version_of(server) >= (8, 1):  # shows the column of a key that the server made by itself
+                        settings += ", show_gipk_in_create_table_and_information_schema = ON"
+                query(db, host, f"SET {settings}")
+            except BaseException:
+                db._force_close()
+                raise
+            self._control, self._server = db, server
+        assert self._server is not None
+        return self._control, self._server
+
+    def _row_connection(self, server: Server) -> Any:
+        if self._rows is None or not self._rows.open:
+            self._rows = connect(self._dsn, server.host)
+            for statement in _ROWS_SESSION:
+                query(self._rows, server.host, statement)
+            self._row_reader = RowReader(self._rows, server)
+        return self._rows
+
+    def _close_rows(self) -> None:
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows._force_close()
+
+    # -- a chunk --
+
+    def _read_chunk(self, table: str, after: Json, limit: int, barrier: Json, where: str) -> Chunk | None:
+        control, server = self._connected()
+        db = self._row_connection(server)
+        snapshot = self._begin(control, db, server, table, barrier)
+        if self._seen is not None and not chunks.covers(snapshot, self._seen):
+            raise SourceError(
+                f"server {server.host[0]}:{server.host[1]} has not yet what another one had before",
+                hint="The server is behind. Wait until it has caught up, then run again.",
+            )
+        if barrier is not None and not chunks.covers(snapshot, barrier):
+            query(db, server.host, "ROLLBACK")
+            return None
+        with _errors_of(table, where):
+            # From here on to the end of the transaction the table keeps its definition.
+            query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
+            definition = self._define(control, server, table)
+            asked = min(limit, self._fitting.get(table, limit))
+            assert self._row_reader is not None
+            result = self._row_reader.select(_statement(table, definition, after, asked, where), self._max_bytes)
+        _check_layouts(definition, result)
+        high = end_place(control, server, is_exact=False)
+        if result.is_whole:
+            query(db, server.host, "COMMIT")
+        else:  # the server would send the rest
+            self._close_rows()
+            self._fitting[table] = result.rows
+        self._seen = snapshot
+        return Chunk(
+            context=chunks.pack_context(definition.table, result.content, result.rows),
+            content=result.content,
+            rows=result.rows,
+            key=definition.key,
+            last=_last_key(definition, result),
+            is_last=result.is_whole and result.rows < asked,
+            sees=snapshot,
+            high=high,
+        )
+
+    def _begin(self, control: Any, db: Any, server: Server, table: str, barrier: Json) -> Json:
+        """Begin a transaction with a snapshot; return what it surely sees."""
+        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+        if server.is_mariadb:
+            gtids = logged_gtids(control, server)
+            end = log_place(control, server)
+            query(db, server.host, begin)
+            status = dict(query(db, server.host, "SHOW STATUS LIKE 'binlog_snapshot_%'"))
+            file, pos = str(status["Binlog_snapshot_file"]), int(status["Binlog_snapshot_position"])
+            if place_order(file, pos) < place_order(*end[:2]):  # it does not see all that the log had
+                gtids = gtids_at(control, server, file, pos)
+            return {"kind": server.kind, "gtid_set": gtids, "file": file, "pos": pos, "server_uuid": ""}
+        has_gtids = server.has_gtids and (barrier is None or barrier["gtid_set"] is not None)
+        with contextlib.nullcontext() if has_gtids else _locked(control, server, table):
+            file, pos, executed = log_place(control, server)
+            query(db, server.host, begin)
+        gtid_set = executed if has_gtids else None
+        return {"kind": server.kind, "gtid_set": gtid_set, "file": file, "pos": pos, "server_uuid": server.uuid}
+
+    def _define(self, control: Any, server: Server, table: str) -> Definition:
+        definition = read_definition(control, server, table)
+        if not definition.order:
+            raise SourceError(
+                f"table {table} has no primary key and no unique key without nulls: it cannot be read in chunks",
+                hint=f'Give it a primary key, or leave it out: tables: ["!{table}"].',
+            )
+        if server.is_mariadb and _is_versioned(control, server, table):
+            raise SourceError(
+                f"table {table} is system-versioned: its log has rows of the past beside those of now",
+                hint=f'Leave it out: tables: ["!{table}"].',
+            )
+        return definition
+
+
+def _statement(table: str, definition: Definition, after: Json, limit: int, where: str) -> str:
+    conditions = [f"({definition.behind(after)})"] if after is not None else []
+    conditions += [f"({where}\n)"] if where else []
+    clause = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return (  # names are quoted, values are literals; the condition is the operator's own
+        f"SELECT {definition.expressions()} FROM {quoted_table(table)} FORCE INDEX ({quoted(definition.index)})"  # noqa: S608
+        f"{clause} ORDER BY {definition.order_by()} LIMIT {int(limit)}"
+    )
+
+
+def _check_layouts(definition: Definition, result: Result) -> None:
+    """Refuse rows whose values lie otherwise than the decoder takes them."""
+    columns = definition.table.schema.columns
+    for column, one, layout in zip(columns, definition.table.types, result.layouts, strict=True):
+        if chunks.layout_of(one.code) != layout:
+            raise SourceError(f"column {column.name} of table {definition.table.schema.table} has the type "
+                              f"{column.native}, and the server sends another one")  # fmt: skip
+
+
+def _last_key(definition: Definition, result: Result) -> Json:
+    if not result.rows:
+        return None
+    row = np.frombuffer(result.content, np.uint8)[result.last :]
+    types = definition.table.types
+    layout = np.array([chunks.layout_of(one.code) for one in types], np.int64)
+    shape = (len(types), 1)
+    offsets, lengths, states = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.uint8)
+    if not select_kernel.find_values(row, layout, offsets, lengths, states):
+        raise SourceError(f"a row of table {definition.table.schema.table} cannot be read")
+    places = [(int(offsets[c, 0]), int(lengths[c, 0])) for c in definition.order]
+    return [
+        key_value(types[c], row[place : place + size].tobytes())
+        for c, (place, size) in zip(definition.order, places, strict=True)
+    ]
+
+
+def _is_versioned(db: Any, server: Server, table: str) -> bool:
+    created = query(db, server.host, f"SHOW CREATE TABLE {quoted_table(table)}")
+    return "WITH SYSTEM VERSIONING" in str(created[0][1]).rpartition(")")[2]
+
+
+@contextlib.contextmanager
+def _locked(db: Any, server: Server, table: str) -> Iterator[None]:
+    """Hold a table against writers, for the moment in which a snapshot begins."""
+    try:
+        with _errors_of(table):
+            query(db, server.host, f"LOCK TABLES {quoted_table(table)} READ")
+    except ConfigError as error:
+        raise ConfigError(
+            f"a server without GTIDs needs the right LOCK TABLES: {error}",
+            hint="Run on the server: GRANT LOCK TABLES ON *.* TO the user of dsn; or give it gtid_mode = ON.",
+        ) from error
+    try:
+        yield
+    finally:
+        query(db, server.host, "UNLOCK TABLES")
+
+
+@contextlib.contextmanager
+def _errors_of(table: str, where: str = "") -> Iterator[None]:
+    """Turn errors of the server about a table into the contract's."""
+    try:
+        yield
+    except SourceError as error:
+        number = error_number(error)
+        if number in _GONE:
+            raise TableGoneError(f"table {table} does not exist any more") from error
+        if number in _REFUSED:
+            raise ConfigError(
+                f"table {table} cannot be read: {error}",
+                hint=f"Run on the server: GRANT SELECT, LOCK TABLES ON {quoted_table(table)} TO the user of dsn;",
+            ) from error
+        if where and number in _WRONG_CONDITIONS:
+            raise ConfigError(f"the condition for table {table} cannot be used: {error}", hint="Mend it.") from error
+        raise
