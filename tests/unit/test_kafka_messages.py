@@ -264,3 +264,67 @@ def test_a_condition_sees_the_right_values_of_a_slice() -> None:
     found = RowShape(where="a.b.c >= 18").apply(batch, 7)
     assert found.numbers.to_pylist() == [18, 19]
     assert found.batch.column("a").to_pylist() == [{"b": {"c": 18}}, {"b": {"c": 19}}]
+
+
+CHANGES = pa.table(
+    {
+        "id": pa.array([1, 2, 3, None], pa.int64()),
+        "price": pa.array([Decimal("1.50"), None, None, None], pa.decimal128(8, 2)),
+        "note": pa.array(["é\n", None, None, None]),
+        "at": pa.array([NOON, None, None, None], UTC_TIME),
+        "raw": pa.array([b"\x00", None, None, None]),
+        "_op": ["insert", "update", "delete", "truncate"],
+        "_missing": pa.array([None, ["note", "price"], None, ["id"]], pa.list_(pa.string())),
+        "_position": ["16/B374D848", "16/B374D848", "16/B374D850", "16/B374D850"],
+        "_transaction": ["7", "7", "8", "8"],
+        "_committed_at": pa.array([NOON] * 4, UTC_TIME),
+        "_rescued_data": pa.array([None, '{"at": "x"}', None, None]),
+    }
+).to_batches()[0]
+ENVELOPE = {"envelope": "debezium", "source": "shop", "table": "billing.orders", "key": ["id"]}
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_change_rows_in_the_envelope_of_debezium(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and DuckDB write the same."""
+    compile_writer(is_compiled, monkeypatch)
+    millis = int(NOON.timestamp() * 1000)
+    source = {
+        "name": "shop", "ts_ms": millis, "snapshot": "false", "schema": "billing", "table": "orders", "txId": 7,
+        "lsn": 0x16B374D848, "gtid": None, "file": None, "pos": None, "missing": None, "rescued": None,
+    }  # fmt: skip
+    later = {**source, "txId": 8, "lsn": 0x16B374D850}
+    row = {"id": 1, "price": 1.50, "note": "é\n", "at": "2024-05-01T12:00:00.000250Z", "raw": "AA=="}
+    nothing = dict.fromkeys(row)
+    wanted = [
+        (None, row, source, "c"),
+        (
+            None,
+            {**nothing, "id": 2, "note": "__debezium_unavailable_value"},
+            {**source, "missing": ["note", "price"], "rescued": '{"at": "x"}'},
+            "u",
+        ),
+        ({**nothing, "id": 3}, None, later, "d"),
+        (None, None, {**later, "missing": ["id"]}, "t"),
+    ]
+    texts = [text for text in values(CHANGES, **ENVELOPE) if text is not None]
+    names = ("before", "after", "source", "op")
+    assert [json.loads(text) for text in texts] == [
+        {**dict(zip(names, one_row, strict=True)), "ts_ms": millis} for one_row in wanted
+    ]
+    assert '"price":1.50' in texts[0]
+    assert keys(CHANGES, **ENVELOPE) == [b'{"id":1}', b'{"id":2}', b'{"id":3}', None]
+
+
+def test_rows_of_the_envelope_do_not_depend_on_each_other() -> None:
+    """A delivery that is repeated from some row on writes the same bytes."""
+    whole = values(CHANGES, **ENVELOPE)
+    assert [values(CHANGES.slice(n, 1), **ENVELOPE)[0] for n in range(4)] == whole
+
+
+def test_rows_that_are_no_changes_have_no_envelope() -> None:
+    with pytest.raises(SchemaError, match="lack the column _op"):
+        values(CHANGES.select(["id"]), **ENVELOPE)
+    odd = CHANGES.slice(0, 1).set_column(5, "_op", pa.array(["upsert"]))
+    with pytest.raises(SchemaError, match="'upsert'"):
+        values(odd, **ENVELOPE)

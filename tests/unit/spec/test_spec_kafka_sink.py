@@ -62,6 +62,11 @@ def test_all_keys() -> None:
         ({"topic": "o.{r}", "topics_allowed": "x", "exclude": ["r"]}, "not delivered"),
         ({"brokers": "nowhere"}, "no broker"),
         ({"lanes": 0}, "greater than or equal to 1"),
+        ({"envelope": "debezium", "write": "upsert", "key": ["id"]}, "only with write: append"),
+        (
+            {"envelope": "debezium", "value": "avro", "registry": {"url": "http://localhost:8081"}},
+            "only with value: json",
+        ),
         ({"client": {"transactional.id": "x"}}, "may not be set"),
         ({"client": {"sasl.jaas.config": "x"}}, "may not be set"),
         ({"client": {"plugin.library.paths": "x"}}, "may not be set"),

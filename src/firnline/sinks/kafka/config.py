@@ -65,6 +65,11 @@ class KafkaSinkConfig(FollowerConfig):
         description="How a row becomes the message's value: a JSON object, or an Avro record after the id of its "
         "schema, which the run registers.",
     )
+    envelope: Literal["plain", "debezium"] = Field(
+        default="plain",
+        description="The value of a change row: the row itself with `_op`, or the envelope of Debezium (before, after, "
+        "source, op, ts_ms), keyed by the table's key.",
+    )
     registry: RegistryConfig | None = Field(default=None, description="The schema registry of Avro values.")
     subject: str = Field(
         default="{topic}-value",
@@ -121,6 +126,18 @@ class KafkaSinkConfig(FollowerConfig):
     @model_validator(mode="after")
     def _key_fits_write(self) -> KafkaSinkConfig:
         return self  # an append may have a key, too
+
+    @model_validator(mode="after")
+    def _envelope_fits(self) -> KafkaSinkConfig:
+        if self.envelope == "debezium" and self.value != "json":
+            raise fail("only with value: json", "envelope")
+        if self.envelope == "debezium" and self.write != "append":
+            raise fail(
+                "only with write: append: an upsert writes whole rows and tombstones",
+                "envelope",
+                hint="Remove `write: upsert`; the messages keep the key of their row.",
+            )
+        return self
 
     @model_validator(mode="after")
     def _avro_has_a_registry(self) -> KafkaSinkConfig:

@@ -33,6 +33,8 @@ from firnline.ndjson import write
 from firnline.ndjson.compiling import compile_beside
 from firnline.options import DELETE, MISSING, MOVED, OP, SEQUENCE, split_template, template_columns
 from firnline.schema import is_json
+from firnline.sinks.changes import find_truncates
+from firnline.sinks.kafka.envelope import wrap
 from firnline.sinks.shaping import ShapedRows, unsliced
 from firnline.state.keys import encode_keys
 from firnline.types import Json
@@ -106,6 +108,7 @@ class MessageEncoder:
         self._topic = str(shape["topic"])
         self._is_upsert = shape["write"] == "upsert"
         self._lanes = int(shape["lanes"])
+        self._is_enveloped = shape.get("envelope") == "debezium"
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
@@ -155,8 +158,8 @@ class MessageEncoder:
         columns: dict[int, write.Column | None] = {}
         wanted: dict[str, str] = {}
         refused: Mapping[str, str] = {}
-        if self._avro is not None:
-            pass  # it needs the topics first
+        if self._avro is not None or self._is_enveloped:
+            pass  # Avro needs the topics first; an envelope has columns of its own
         elif write.is_ready() and fields:
             columns = {n: write.as_column(batch.column(n), field) for n, field in fields.items()}
             wanted = {f"v{n}": _or_null(_json_text(f"c{n}", fields[n])) for n, known in columns.items() if not known}
@@ -173,6 +176,8 @@ class MessageEncoder:
         if self._avro is not None:
             chosen = pa.RecordBatch.from_arrays([batch.column(n) for n in fields], schema=pa.schema(fields.values()))
             values, refused = self._avro.encode(chosen, self._topic, topics)
+        elif self._is_enveloped:
+            values = self._write(wrap(batch, self.shape))
         elif columns:
             known = [column or write.raw_column(found[f"v{n}"]) for n, column in columns.items()]
             values = write.write_objects([fields[n].name for n in columns], known, batch.num_rows)
@@ -181,10 +186,14 @@ class MessageEncoder:
         if self._is_upsert and OP in schema.names:
             is_delete = pc.fill_null(pc.equal(batch.column(OP).cast(pa.string()), DELETE), False)
             values = pc.if_else(is_delete, pa.scalar(None, values.type), values)
+        if keys is None and self._key:
+            keys = found["k"].cast(pa.binary())
+        if self._is_enveloped and keys is not None and (empties := find_truncates(batch)) is not None:
+            keys = pc.if_else(empties, pa.scalar(None, keys.type), keys)
         return Messages(
             numbers,
             values,
-            keys if keys is not None or not self._key else found["k"].cast(pa.binary()),
+            keys,
             topics,
             batch.column(_FILE) if _FILE in schema.names else None,
             batch.column(_RECORD) if _RECORD in schema.names else None,
@@ -192,10 +201,26 @@ class MessageEncoder:
             refused,
         )
 
+    def _write(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return rows as JSON objects."""
+        if not write.is_ready():
+            compile_beside()
+            text = _object((f"c{n}", field) for n, field in enumerate(batch.schema))
+            return self._run(batch, {"v": text})["v"].cast(pa.large_binary())
+        columns = [write.as_column(batch.column(n), field) for n, field in enumerate(batch.schema)]
+        wanted = {
+            f"v{n}": _or_null(_json_text(f"c{n}", batch.schema.field(n)))
+            for n, known in enumerate(columns)
+            if not known
+        }
+        found = self._run(batch, wanted) if wanted else {}
+        known = [column or write.raw_column(found[f"v{n}"]) for n, column in enumerate(columns)]
+        return write.write_objects(batch.schema.names, known, batch.num_rows)
+
     def _keys(self, batch: pa.RecordBatch) -> pa.Array | None:
         """Return the keys as binary; None if there are none, or if DuckDB writes them."""
         fields = [(batch.column(name), batch.schema.field(name)) for name in self._key]
-        if len(fields) == 1:
+        if len(fields) == 1 and not self._is_enveloped:
             kind = fields[0][1].type
             is_easy = _is_text(kind) or pa.types.is_integer(kind)
             return fields[0][0].cast(pa.string()).cast(pa.binary()) if is_easy else None
@@ -225,7 +250,7 @@ class MessageEncoder:
 
     def _key_text(self, schema: pa.Schema) -> str:
         fields = [(f"c{schema.get_field_index(name)}", schema.field(name)) for name in self._key]
-        if len(fields) == 1:
+        if len(fields) == 1 and not self._is_enveloped:
             return _plain_text(*fields[0])
         text = _object(fields)
         if self._is_upsert:

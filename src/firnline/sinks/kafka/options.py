@@ -20,6 +20,7 @@ class KafkaSinkOptions(FollowerOptions):
     topics_allowed: str = field(default="", kw_only=True)  # a pattern for rendered names; empty: any
     partitions: int = field(default=0, kw_only=True)  # create missing topics with so many; 0: they must exist
     value: Literal["json", "avro"] = field(default="json", kw_only=True)
+    envelope: Literal["plain", "debezium"] = field(default="plain", kw_only=True)  # around change rows
     registry: Mapping[str, Any] | None = field(default=None, kw_only=True)  # of Avro values; see `SchemaRegistry`
     subject: str = field(default="{topic}-value", kw_only=True)  # of Avro values; {topic} is the topic of a row
     record_name: str = field(default="firnline.Row", kw_only=True)  # of Avro values

@@ -56,8 +56,21 @@ class KafkaSink(Follower):
 
     def shape(self) -> dict[str, Json]:
         shape = super().shape()
-        key = self.context.key_of(self._kafka) if self._kafka.write == "upsert" else self._kafka.key
-        return {**shape, "own": {**shape["own"], "key": list(key)}}
+        own = {**shape["own"], "key": list(self._find_key())}
+        if self._kafka.envelope == "debezium":
+            source, _, table = self.context.input_port.partition(".")
+            own |= {"envelope": "debezium", "source": source, "table": table}
+        return {**shape, "own": own}
+
+    def _find_key(self) -> tuple[str, ...]:
+        if self._kafka.write == "upsert":
+            return self.context.key_of(self._kafka)
+        if self._kafka.key or self._kafka.envelope == "plain" or self.context.find_input_key is None:
+            return self._kafka.key
+        try:
+            return self.context.find_input_key()
+        except ConfigError:
+            return ()  # the table has none: messages without a key
 
     # -- the head -------------------------------------------------------------------------------------
 
