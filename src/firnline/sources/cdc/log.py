@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from firnline.errors import DamagedError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -337,21 +336,21 @@ class LogDecoder(ABC):
             DamagedError: a message is not what it should be. Never a wrong row, whatever the bytes are.
         """
 
+    @abstractmethod
     def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
         """Decode a chunk. Every value equals the one that the log would give for the same row.
 
         Raises:
             DamagedError: the bytes are no chunk.
         """
-        raise DamagedError("this kind of database has no chunks")
 
+    @abstractmethod
     def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> npt.NDArray[np.bool_]:
         """Return which transactions a snapshot, of `Chunk.sees`, surely sees."""
-        raise DamagedError("this kind of database has no chunks")
 
+    @abstractmethod
     def place_of_chunk(self, high: Json) -> Transaction:
         """Return what the rows of a chunk say of their place, from `Chunk.high`; they have no transaction id."""
-        raise DamagedError("this kind of database has no chunks")
 
 
 def pack_frame(message: bytes) -> bytes:

@@ -90,9 +90,9 @@ class LogSource(Source):
     def open_stream(self) -> LogStream:
         """Return a stream that is not open yet."""
 
-    def open_tables(self) -> TableReader | None:
-        """Return a reader of tables that has no connection yet; None if this kind reads none."""
-        return None
+    @abstractmethod
+    def open_tables(self) -> TableReader:
+        """Return a reader of tables that has no connection yet."""
 
     @abstractmethod
     def describe_place(self, place: Json) -> dict[str, Json]:
@@ -252,12 +252,9 @@ class LogSource(Source):
         if known.place is None:
             return None
         if self._taker is None:
-            tables = self.open_tables()
-            if tables is None:
-                return None
             assert self._check_holder is not None
             self._taker = SnapshotTaker(
-                tables,
+                self.open_tables(),
                 spooler,
                 self.storage,
                 self._folder,
