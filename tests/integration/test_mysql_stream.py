@@ -326,7 +326,7 @@ def test_files_of_the_log_change(shop: BinlogServer) -> None:
         assert [row["id"] for _, _, row in flat(log.read(1).decode())] == [3]
     with pytest.raises(SourceGapError) as caught, reading(shop, start):
         pass
-    assert "pipeline of another name" in (caught.value.hint or "")
+    assert "--resnapshot" in (caught.value.hint or "")
 
 
 def test_close_wakes_a_reader(shop: BinlogServer) -> None:
