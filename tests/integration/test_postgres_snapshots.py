@@ -22,6 +22,7 @@ from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.cdc.position import LogPosition
+from firnline.sources.postgres import tables
 from firnline.testing.local import LocalEngine
 from tests.support.captured import (
     ORDERS,
@@ -124,6 +125,20 @@ def test_values_that_the_log_leaves_out_come_from_the_chunk(database: str, tmp_p
         wait_until(lambda: has_read_all(options))
     run_to_end(options)
     check_current(database, tmp_path)
+
+
+def test_a_chunk_of_large_rows_ends_early(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_CHUNK_BYTES", 50_000)
+    execute(database, "INSERT INTO orders SELECT g, 0, repeat('x', 20000) || g FROM generate_series(1, 30) g")
+    execute(database, "CREATE TABLE plain (note text)", "INSERT INTO plain SELECT note FROM orders")
+    options = captured(database, tmp_path, tables=("orders", "plain"))
+    run_to_end(options)
+    check_current(database, tmp_path)
+    found = position(options).snapshots
+    assert [(found[f"public.{name}"].chunks, found[f"public.{name}"].rows) for name in ("orders", "plain")] == [
+        (11, 30),
+        (11, 30),
+    ]
 
 
 def test_a_table_that_is_added_later_is_read_too(database: str, tmp_path: Path) -> None:

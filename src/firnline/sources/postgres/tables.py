@@ -22,6 +22,7 @@ from firnline.sources.postgres.server import PostgresServer, inserts_only
 from firnline.sources.postgres.visibility import Snapshot
 from firnline.types import Json
 
+MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
 LOCK_SECONDS = 10  # to wait for somebody who changes the table
 _PAGE_BYTES, _PAGE_HEADERS = 8192, (24, 40)  # of the log
 _FIRST_OWN_TYPE = 10_000  # types from here on are named in the log
@@ -124,17 +125,24 @@ class PostgresTables(TableReader):
     def _read(
         self, db: Connection[tuple[Any, ...]], table: str, after: Json, limit: int, barrier: Json, where: str
     ) -> Chunk | None:
-        with db.transaction():
-            snapshot = self._take_snapshot(db, table, barrier)
-            if snapshot is None:
-                return None
-            described = self._describe(db, table)
-            if not described.key:
-                raise ConfigError(f"{self._server.place}: {table} has no key by which it could be read in chunks")
-            content, rows = self._copy(db, described.select(after, limit, where))
-            last = described.last_key(content) if rows else after
+        parts: list[bytes] = []
+        is_cut = False
+        try:
+            with db.transaction():
+                snapshot = self._take_snapshot(db, table, barrier)
+                if snapshot is None:
+                    return None
+                described = self._describe(db, table)
+                if not described.key:
+                    raise ConfigError(f"{self._server.place}: {table} has no key by which it could be read in chunks")
+                self._copy(db, described.select(after, limit, where), parts)
+        except _EnoughError:
+            is_cut = True
+        content = b"".join(parts)
+        last = described.last_key(content) if parts else after
+        is_last = len(parts) < limit and not is_cut
         high = self._find_end(db)
-        return Chunk(described.context(), content, rows, described.key, last, rows < limit, snapshot, high)
+        return Chunk(described.context(), content, len(parts), described.key, last, is_last, snapshot, high)
 
     def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
         try:
@@ -156,12 +164,14 @@ class PostgresTables(TableReader):
             described = self._describe(db, table)
             context = described.context()
             parts: list[bytes] = []
+            size = 0
             with db.cursor() as cursor, cursor.copy(copy_of(described.select(None, None, ""))) as copy:
-                for block in copy:  # one row each
-                    parts.append(bytes(block))
-                    if len(parts) >= limit:
+                for row in copy:
+                    parts.append(bytes(row))
+                    size += len(row)
+                    if len(parts) >= limit or size >= MAX_CHUNK_BYTES:
                         yield Chunk(context, b"".join(parts), len(parts), (), None, False, snapshot, None)
-                        parts = []
+                        parts, size = [], 0
             db.execute("COMMIT")
             high = self._find_end(db)
             yield Chunk(context, b"".join(parts), len(parts), (), None, True, snapshot, high)
@@ -228,12 +238,23 @@ class PostgresTables(TableReader):
         schema, name = row if row is not None else ("", f"type {oid}")
         return ("" if schema == "pg_catalog" else str(schema)), str(name)
 
-    def _copy(self, db: Connection[tuple[Any, ...]], select: Composed) -> tuple[bytes, int]:
-        parts: list[bytes] = []
-        with db.cursor() as cursor:
-            with cursor.copy(copy_of(select)) as copy:
-                parts.extend(bytes(block) for block in copy)
-            return b"".join(parts), cursor.rowcount
+    def _copy(self, db: Connection[tuple[Any, ...]], select: Composed, rows: list[bytes]) -> None:
+        """Add the rows of a query to `rows`, as COPY writes them.
+
+        Raises:
+            _EnoughError: the rows have so many bytes that the others are left to the next chunk.
+        """
+        size = 0
+        with db.cursor() as cursor, cursor.copy(copy_of(select)) as copy:
+            for row in copy:  # ends the COPY if it is left
+                rows.append(bytes(row))
+                size += len(row)
+                if size >= MAX_CHUNK_BYTES:
+                    raise _EnoughError
+
+
+class _EnoughError(Exception):
+    """A chunk is full before it has all rows that were asked for."""
 
 
 class _Described:
