@@ -17,7 +17,7 @@ from firnline.sinks.kafka.cluster import Cluster, Connection
 from firnline.sinks.kafka.lane import Lane
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.testing.sinks import SinkDriver
-from tests.support.kafka import KafkaServer, proxied_kafka, running_kafka
+from tests.support.kafka import KafkaServer, proxy_before, running_kafka
 from tests.support.kafka_sinks import QUICK, SinkRuns, id_rows, kafka_sink, topic_ids
 from tests.support.proxy import Proxy, Treatment, kafka_call
 
@@ -38,10 +38,10 @@ OF_A_COMMIT = ("Produce", "AddPartitionsToTxn", "EndTxn")
 TREATMENTS: tuple[Treatment, ...] = ("drop", "delay", "reset", "freeze")
 
 
-@pytest.fixture(scope="module")
-def behind_proxy() -> Iterator[tuple[KafkaServer, Proxy]]:
-    with proxied_kafka() as found:
-        yield found
+@pytest.fixture
+def behind_proxy(kafka: KafkaServer) -> Iterator[tuple[KafkaServer, Proxy]]:
+    with proxy_before(kafka) as proxy:
+        yield kafka, proxy
 
 
 def insist(run: SinkDriver, numbers: tuple[int, ...], heal: Callable[[], None] = lambda: None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.kafka import KafkaServer, proxied_kafka, running_kafka, shared_kafka
+from tests.support.kafka import KafkaServer, proxy_before, running_kafka, shared_kafka
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy, kafka_call, running_proxy
 from tests.support.redis import RedisServer, running_redis
@@ -204,12 +204,12 @@ def test_a_broker_keeps_committed_records_over_stop_and_kill() -> None:
 
 
 @pytest.mark.kafka
-def test_a_lost_answer_to_a_kafka_commit_is_a_commit() -> None:
+def test_a_lost_answer_to_a_kafka_commit_is_a_commit(kafka: KafkaServer) -> None:
     from confluent_kafka import KafkaException
 
-    with proxied_kafka() as (server, proxy):
-        topic = server.new_topic()
-        producer = server.producer(transactional_id="t", bootstrap_servers=proxy.address)
+    with proxy_before(kafka) as proxy:
+        topic = kafka.new_topic()
+        producer = kafka.producer(transactional_id=topic, bootstrap_servers=proxy.address)
         producer.init_transactions(60)
         producer.begin_transaction()
         producer.produce(topic, "a")
@@ -218,7 +218,7 @@ def test_a_lost_answer_to_a_kafka_commit_is_a_commit() -> None:
         with pytest.raises(KafkaException):
             producer.commit_transaction(3)
         assert proxy.was_hit
-        wait_until(lambda: server.values(topic) == [b"a"])
+        wait_until(lambda: kafka.values(topic) == [b"a"])
 
 
 @pytest.mark.redis

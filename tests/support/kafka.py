@@ -39,9 +39,9 @@ SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{proxied}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={folder}/data
@@ -80,14 +80,14 @@ class Record(NamedTuple):
 class KafkaServer:
     """One broker. It keeps its data and its address over `stop`, `kill` and `start`."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, behind: int = 0, proxied: int = 0) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: AdminClient | None = None
         self._plain_producer: Producer | None = None
         self.port = port
-        self.behind = 0  # where a proxy reaches the broker; the broker tells its clients that it is at `proxied`
-        self.proxied = 0
+        self.behind = behind  # where a proxy reaches the broker; the broker tells its clients that it is at `proxied`
+        self.proxied = proxied
 
     @property
     def bootstrap(self) -> str:
@@ -100,12 +100,23 @@ class KafkaServer:
 
     # -- the process --
 
-    def create(self, settings: Mapping[str, str] | None = None) -> None:
-        """Make the broker's folder; `settings` are lines of its `server.properties` that differ."""
+    def create(self, settings: Mapping[str, str] | None = None, proxies: int = 1) -> list[tuple[int, int]]:
+        """Make the broker's folder; `settings` are lines of its `server.properties` that differ.
+
+        Returns the ports of so many proxies: where each reaches the broker, and where the broker says that it is.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.port, self.behind, self.proxied, controller = free_ports(4)
-        ports = {"port": self.port, "behind": self.behind, "proxied": self.proxied, "controller": controller}
-        lines = SETTINGS.format(**ports, folder=self._folder)
+        self.port, controller = free_ports(2)
+        pairs = list(zip(free_ports(proxies), free_ports(proxies), strict=True))
+        self.behind, self.proxied = pairs[0]
+        lines = SETTINGS.format(
+            port=self.port,
+            controller=controller,
+            folder=self._folder,
+            listeners="".join(f",PROXIED{n}://127.0.0.1:{behind}" for n, (behind, _) in enumerate(pairs)),
+            advertised="".join(f",PROXIED{n}://127.0.0.1:{proxied}" for n, (_, proxied) in enumerate(pairs)),
+            protocols="".join(f",PROXIED{n}:PLAINTEXT" for n in range(proxies)),
+        )
         lines += "".join(f"{name}={value}\n" for name, value in (settings or {}).items())
         (self._folder / "server.properties").write_text(lines)
         done = subprocess.run(
@@ -114,6 +125,7 @@ class KafkaServer:
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"Kafka's storage could not be made: {done.stdout}{done.stderr}")
+        return pairs
 
     def start(self) -> None:
         """Start on the port that it had, and wait until it answers."""
@@ -323,10 +335,10 @@ def running_kafka(settings: Mapping[str, str] | None = None) -> Iterator[KafkaSe
 
 
 @contextlib.contextmanager
-def proxied_kafka() -> Iterator[tuple[KafkaServer, Proxy]]:
-    """A broker of the caller's, and a proxy before it: clients that start at the proxy's address stay behind it."""
-    with running_kafka() as server, running_proxy(server.behind, port=server.proxied) as proxy:
-        yield server, proxy
+def proxy_before(server: KafkaServer) -> Iterator[Proxy]:
+    """A proxy before a broker: clients that start at the proxy's address stay behind it, all others never meet it."""
+    with running_proxy(server.behind, port=server.proxied) as proxy:
+        yield proxy
 
 
 @contextlib.contextmanager
@@ -340,7 +352,14 @@ def shared_kafka(root: Path) -> Iterator[KafkaServer]:
         if not address.exists():
             _start_keeper(root, address)
         fcntl.flock(turn, fcntl.LOCK_UN)
-        yield KafkaServer(root, json.loads(address.read_text())["port"])
+        found = json.loads(address.read_text())
+        behind, proxied = found["proxies"][_worker() % len(found["proxies"])]
+        yield KafkaServer(root, found["port"], behind, proxied)
+
+
+def _worker() -> int:
+    """The number of this test process; each has its own proxy."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def _start_keeper(root: Path, address: Path) -> None:
@@ -356,13 +375,18 @@ def _start_keeper(root: Path, address: Path) -> None:
 
 def _keep(root: Path) -> None:
     """Run a broker until nobody holds the users' lock. The starter holds it already."""
-    with running_kafka() as server:
-        draft = root / "address.new"
-        draft.write_text(json.dumps({"port": server.port, "keeper": os.getpid()}))
-        draft.rename(root / "address")
-        with contextlib.suppress(FileNotFoundError), open(root / "users") as users:
-            fcntl.flock(users, fcntl.LOCK_EX)
-            (root / "address").unlink()
+    with tempfile.TemporaryDirectory(prefix="firnline-kafka-", ignore_cleanup_errors=True) as folder:
+        server = KafkaServer(Path(folder))
+        proxies = server.create(proxies=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+        try:
+            server.start()
+            draft = root / "address.new"
+            draft.write_text(json.dumps({"port": server.port, "keeper": os.getpid(), "proxies": proxies}))
+            draft.rename(root / "address")
+            with contextlib.suppress(FileNotFoundError), open(root / "users") as users:
+                fcntl.flock(users, fcntl.LOCK_EX)
+                (root / "address").unlink()
+        finally:
             server.stop()
 
 
