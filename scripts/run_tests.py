@@ -71,9 +71,9 @@ def run_half(name: str, arguments: list[str], folder: Path) -> Half:
     chosen = [] if any(Path(word.split("::")[0]).exists() for word in arguments) else [str(ROOT / "tests")]
     options = ["-q", "--basetemp", str(folder / "pytest"), "--junitxml", str(report)]
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *chosen, *options, *arguments], env={**os.environ, "TMPDIR": str(folder)}
-    )
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles all modules and all tests
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *chosen, *options, *arguments], env=environment)
     code = _wait(process)
     half = Half(name, seconds=time.monotonic() - began)
     if report.exists():

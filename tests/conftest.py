@@ -87,6 +87,14 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def whole_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process wait for their sweeps, which they otherwise leave undone when the input ends."""
+    from firnline.run import lanes
+
+    monkeypatch.setattr(lanes, "ASIDE", tuple(name for name in lanes.ASIDE if name != "upkeep"))
+
+
+@pytest.fixture
 def keyed(tmp_path: Path) -> KeyedInput:
     """An input folder with keyed records."""
     from tests.support.keyed import KeyedInput

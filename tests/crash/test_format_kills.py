@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 
 from firnline.options import PipelineOptions
 from tests.support.formats import FORMATS, encode
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.samples import table_ids
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST_KILLS = in_proof(None)
 POINTS = ["stage.file.after", "epoch.stage.after", "delta.commit.before", "delta.commit.after", "epoch.commit.after"]
 
 

@@ -6,7 +6,6 @@ These tests cover the fault points of `delta.compact` and of sweeps; `test_fault
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc, vacuum
 from firnline.options import PipelineOptions
 from tests.support.ageing import DAY, age_table
-from tests.support.kills import kill_at_every_point, perform
+from tests.support.kills import PROOF, kill_at_every_point, perform
 from tests.support.pipelines import known_files, run_once
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
 OPERATIONS = ("gc", "compact", "vacuum")
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 8  # per point; spread over its calls
+MOST_KILLS = None if PROOF else 3  # per point; spread over its calls
 
 
 @pytest.fixture

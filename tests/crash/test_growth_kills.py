@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
 
 from firnline.options import PipelineOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.samples import make_old, quarantined, table_ids
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST_KILLS = in_proof(None)
 POINTS = [
     f"{point}.{side}"
     for point in ("stage.file", "storage.put", "delta.commit", "delta.sync", "epoch.commit", "epoch.stage")

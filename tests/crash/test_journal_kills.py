@@ -14,7 +14,7 @@ from firnline.options import PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.commands import run_plainly, run_standby
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import MakeOptions, pipeline_options, run_once, run_to_end
 from tests.support.processes import KILLED, Launcher, wait_until
 from tests.support.samples import SampleInput, quarantined, table_ids
@@ -71,7 +71,7 @@ def test_killed_at_every_step(tmp_path: Path, again: bool) -> None:
         world.sample.add("a2.json", 3, extra=1)
         return world
 
-    reached = kill_at_every_point(prepare, run, finish, most=2, helpers=False)
+    reached = kill_at_every_point(prepare, run, finish, most=in_proof(2), helpers=False)
     assert {"delta.claim.after", "delta.commit.before", "outbox.release.after"} <= reached.keys()
     assert ("delta.create.before" in reached) is not again
 
@@ -89,7 +89,7 @@ def test_a_rollback_killed_at_every_step(tmp_path: Path) -> None:
         run_to_end(world.options)
         return world
 
-    reached = kill_at_every_point(prepare, go_back, finish, most=2, helpers=False)
+    reached = kill_at_every_point(prepare, go_back, finish, most=in_proof(2), helpers=False)
     assert reached["delta.jump.after"] == 2, "in the journal, and in the table"
 
 

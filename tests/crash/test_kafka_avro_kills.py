@@ -14,7 +14,7 @@ import pytest
 from firnline.options import PipelineOptions
 from tests.support.kafka import KafkaServer
 from tests.support.kafka_sinks import kafka_sink, table_and_topic
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.registry import running_registry
 from tests.support.samples import SampleInput, table_ids
@@ -50,7 +50,7 @@ def test_killed_while_a_schema_is_registered(
             assert read_ids(kafka, topic, registry.schemas) == sample.ids, where
             assert len(registry.versions(f"{topic}-value")) == 2, where
 
-        reached = kill_at_every_point(prepare, partial(run), check, points=POINTS, most=2)
+        reached = kill_at_every_point(prepare, partial(run), check, points=POINTS, most=in_proof(2))
     assert reached.keys() >= {"registry.register.before", "registry.register.after"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from firnline.options import PipelineOptions
 from tests.integration.test_kafka_read_again import ask, bad, fill, rows
 from tests.support.kafka import KafkaServer
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import PROOF, kill_at_every_point
 from tests.support.pipelines import run_once
 
 pytestmark = [pytest.mark.crash, pytest.mark.kafka]
@@ -21,7 +20,7 @@ POINTS = [
     for name in ("epoch.plan", "epoch.run", "epoch.stage", "delta.commit", "storage.delete")
     for side in ("before", "after")
 ]
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 1
+MOST_KILLS = None if PROOF else 1
 
 
 def work(options: PipelineOptions) -> None:

@@ -13,7 +13,7 @@ import pytest
 from firnline.options import PipelineOptions
 from tests.support.kafka import KafkaServer
 from tests.support.kafka_sinks import kafka_sink, table_and_topic, topic_ids
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.processes import KILLED, Launcher
 from tests.support.samples import SampleInput, table_ids
@@ -61,7 +61,7 @@ def test_killed_at_every_point(
         assert topic_ids(kafka, sink.topic) == sample.ids - refused, where  # type: ignore[attr-defined]
 
     points = [f"{name}{side}" for name in POINTS for side in ("before", "after")]
-    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=2)
+    reached = kill_at_every_point(prepare, partial(run), check, points=points, most=in_proof(2))
     wanted = {"kafka.create.after", "kafka.claim.after", "kafka.commit.after", "follower.commit.after"}
     wanted |= {"letter.put.after"} if refused else set()
     assert wanted <= reached.keys()

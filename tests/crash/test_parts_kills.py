@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections import Counter
@@ -18,7 +17,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.postgres_sink import execute, postgres_ids
 from tests.support.processes import Launcher
@@ -26,7 +25,7 @@ from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
-MOST = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST = in_proof(None)
 POINTS = (
     "parts.head",
     "follower.claim",

@@ -14,7 +14,7 @@ from firnline.options import PipelineOptions, StoreOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
 from firnline.sinks.delta.options import DeltaSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import make_epochs, pipeline_options, run_to_end
 from tests.support.samples import SampleInput, table_ids
 from tests.support.sqlite_sink import SqliteSinkOptions, register_sqlite, sqlite_ids
@@ -58,7 +58,9 @@ def check(world: World, where: str) -> None:
 def test_killed_at_every_step_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register_sqlite(monkeypatch)
     worlds = iter(range(1000))
-    reached = kill_at_every_point(lambda: prepare(tmp_path / str(next(worlds))), skip, check, most=2, helpers=False)
+    reached = kill_at_every_point(
+        lambda: prepare(tmp_path / str(next(worlds))), skip, check, most=in_proof(2), helpers=False
+    )
     assert {"delta.claim.after", "delta.jump.before", "delta.jump.after", "follower.edit.after"} <= reached.keys()
 
 

@@ -19,7 +19,7 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once, run_to_end
 from tests.support.postgres import PostgresServer
 from tests.support.postgres_sink import execute, postgres_ids, table_rows
@@ -88,7 +88,7 @@ def test_killed_at_every_step_of_a_delivery(
         assert postgres_ids(postgres, copy.table) == sample.ids - bad, where
 
     points = [f"{name}{side}" for name in POINTS for side in ("before", "after")]
-    reached = kill_at_every_point(prepare, partial(work), check, points=points, most=2)
+    reached = kill_at_every_point(prepare, partial(work), check, points=points, most=in_proof(2))
     assert {f"{name}after" for name in POINTS if name != "letter.put." or refuses} <= reached.keys()
 
 

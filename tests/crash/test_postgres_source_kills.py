@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +13,13 @@ import pytest
 from firnline.options import PipelineOptions
 from firnline.sources.cdc import snapshots, spooling
 from tests.support.captured import ORDERS, captured, check_current, execute, history
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import PROOF, kill_at_every_point
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 1
+MOST_KILLS = None if PROOF else 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from firnline.history.quarantine import load_quarantine, load_quarantine_files
 from firnline.history.reread import plan_reread
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.processes import Launcher
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST_KILLS = in_proof(None)
 
 
 FILES = {  # by format: a and b are read first, then c

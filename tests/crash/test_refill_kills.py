@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +16,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks import registry
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once, run_to_end
 from tests.support.postgres_sink import postgres_ids
 from tests.support.processes import Launcher
@@ -26,7 +25,7 @@ from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite, 
 
 pytestmark = pytest.mark.crash
 
-MOST = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST = in_proof(None)
 POINTS = ("epoch.commit.", "outbox.write.", "outbox.rebuild.", "outbox.release.", "follower.claim.", "follower.commit.")
 
 

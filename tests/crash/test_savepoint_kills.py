@@ -30,14 +30,14 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from tests.support.ageing import DAY, age_files
-from tests.support.kills import count_points, kill_at_every_point
+from tests.support.kills import PROOF, count_points, kill_at_every_point
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.samples import SampleInput, table_ids
 
 pytestmark = pytest.mark.crash
 
 OPERATIONS = ("create", "dispose", "restore-back", "restore-swept", "restore-new")
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
+MOST_KILLS = None if PROOF else 2  # per point; spread over its calls
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Whatever is left behind, the same command ends it, and the pipeline's answers ar
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +21,12 @@ from firnline.maintenance.state import sweep_state
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import delta_table, run_to_end
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2  # per point; spread over its calls
+MOST_KILLS = in_proof(None)
 NEEDED = {
     "create": "savepoint.copy",
     "dispose": "savepoint.delete",

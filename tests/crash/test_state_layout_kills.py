@@ -21,7 +21,7 @@ from firnline.state.remote import Replica
 from firnline.state.snapshot import abort, begin, commit, finish_shard, load, verify_files
 from firnline.state.sweep import Marks, sweep
 from firnline.storage import LocalStorage, Storage
-from tests.support.kills import kill_at_every_point, perform
+from tests.support.kills import PROOF, kill_at_every_point, perform
 from tests.support.processes import KILLED
 from tests.support.samples import files_below
 from tests.support.states import (
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.crash
 PLAN = sample_plan(9, shards=2)
 ID = PLAN.checkpoint_id
 FUTURE = datetime(2040, 1, 1, tzinfo=UTC)
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 6  # per point; spread over its calls
+MOST_KILLS = None if PROOF else 2  # per point; spread over its calls
 # What an operation does, it does through the storage below it.
 POINTS = {
     "begin": ("state.begin", "storage.put"),

@@ -6,7 +6,6 @@ These tests cover the fault points of `upsert.rewrite`; `test_fault_points.py` c
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from firnline.maintenance.gc import gc
 from tests.support.ageing import DAY, age_table
-from tests.support.kills import count_points, kill, perform, spread
+from tests.support.kills import count_points, in_proof, kill, perform, spread
 from tests.support.processes import KILLED
 from tests.support.upserts import UpsertDriver, changes, read_by_delta, read_by_duckdb
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.crash
 
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.string())])
 WIDE = pa.schema([*SCHEMA, ("w", pa.int64())])
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 3  # per point; spread over its calls
+MOST_KILLS = in_proof(None)
 CALLS = (
     "delta.create", "delta.evolve", "delta.commit", "delta.sync",
     "storage.folder", "storage.put", "storage.publish", "storage.delete", "stage.file", "upsert.rewrite",
@@ -121,7 +120,7 @@ def test_every_point_that_an_upsert_reaches_is_tried(reached: Counter[str]) -> N
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_at_a_point(tmp_path: Path, reached: Counter[str], point: str) -> None:
-    for number in spread(reached[point], MOST_KILLS):
+    for number in spread(reached[point], MOST_KILLS, point):
         where = f"{point}:{number}"
         table = str(tmp_path / f"out-{number}")
         kill(where, operate, table)

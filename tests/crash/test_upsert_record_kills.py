@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import pytest
 
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.options import DeltaSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
 from tests.support.upserts import read_by_duckdb
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST_KILLS = in_proof(None)
 POINTS = [
     f"{point}.{side}"
     for point in ("stage.file", "stage.quarantine", "upsert.rewrite", "widen.rewrite", "delta.commit", "epoch.commit")

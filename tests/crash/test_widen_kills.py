@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from deltalake import DeltaTable
 
 from firnline.options import PipelineOptions
 from firnline.sinks.delta.options import DeltaSinkOptions
-from tests.support.kills import kill_at_every_point
+from tests.support.kills import in_proof, kill_at_every_point
 from tests.support.pipelines import pipeline_options, run_once
 
 pytestmark = pytest.mark.crash
 
-MOST_KILLS = None if os.environ.get("FIRNLINE_PROOF") else 2
+MOST_KILLS = in_proof(None)
 POINTS = [
     f"{point}.{side}"
     for point in ("widen.rewrite", "stage.file", "delta.commit", "delta.sync", "epoch.commit")

@@ -73,7 +73,9 @@ def test_a_deletion_that_cannot_be_put_on_record_is_not_made(spec: Path, tmp_pat
     assert orphan.exists()
 
 
-def test_what_a_run_sweeps_of_its_state_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_sweeps_of_its_state_is_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_upkeep: None
+) -> None:
     monkeypatch.setattr(firnline.run.runner, "SWEEP_EVERY", 4)
     monkeypatch.setattr(firnline.run.runner, "RUN_GRACE_SECONDS", 0.0)
     keyed = KeyedInput(tmp_path / "in")

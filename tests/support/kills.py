@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from firnline import faults
 from firnline.testing.faults import reached_points
@@ -18,8 +19,18 @@ from tests.support.proof import covered
 World = TypeVar("World")
 PATIENCE_SECONDS = 180
 NO_POINTS: Mapping[str, int] = MappingProxyType({})
+Most: TypeAlias = int | Literal["sample"] | None
+PROOF = bool(os.environ.get("FIRNLINE_PROOF"))
 # A kill inside one of these leaves what a kill beside it leaves, and at most a temporary file or an empty folder more.
 _HELPERS = ("storage.folder.", "storage.publish.", "store.publish.")
+
+
+def in_proof(most: int | None) -> Most:
+    """How many calls of each point are killed: so many under FIRNLINE_PROOF (None means all), by default a sample."""
+    return most if PROOF else "sample"
+
+
+ALL_IN_PROOF = in_proof(None)
 
 
 def kill_at_every_point(
@@ -29,7 +40,7 @@ def kill_at_every_point(
     *,
     points: Collection[str] = (),
     varying: Mapping[str, int] = NO_POINTS,
-    most: int | None = None,
+    most: Most = ALL_IN_PROOF,
     helpers: bool = True,
 ) -> Counter[str]:
     """Do the work once unharmed, then once per point and call that it reaches, killed there; check after each.
@@ -40,7 +51,7 @@ def kill_at_every_point(
         check: Finishes what was broken and compares; its second argument says where the work was killed.
         points: Kill at no other points; empty means at all that the work reaches.
         varying: Points whose number of calls depends on timing, with the number that is always reached.
-        most: How many calls of each point are killed; the first, the last and some between. None means all.
+        most: How many calls of each point are killed; see `spread` and `in_proof`.
         helpers: Whether points inside storage helpers count, too.
 
     Returns:
@@ -50,7 +61,8 @@ def kill_at_every_point(
     reached = count_points(work, world)
     check(world, "not killed")
     for point, calls in steps(reached, helpers=helpers):
-        for nth in spread(min(calls, varying.get(point, calls)), most) if not points or point in points else ():
+        certain = min(calls, varying.get(point, calls))
+        for nth in spread(certain, most, point) if not points or point in points else ():
             world = prepare()
             kill(f"{point}:{nth}", work, world)
             check(world, f"killed at {point}, call {nth}")
@@ -97,8 +109,13 @@ def steps(reached: Counter[str], *, helpers: bool) -> list[tuple[str, int]]:
     return sorted((point, calls) for point, calls in reached.items() if helpers or not point.startswith(_HELPERS))
 
 
-def spread(calls: int, most: int | None) -> list[int]:
-    """Which calls of a point are killed: the first, the last and some in between; all of them if there is no `most`."""
+def spread(calls: int, most: Most, point: str) -> list[int]:
+    """Which calls of a point are killed: the first, the last and some in between; all of them if `most` is None.
+
+    A sample is one call that the name of the point decides: the first of some points, a later one of others.
+    """
+    if most == "sample":
+        return [1 + zlib.crc32(point.encode()) % calls] if calls else []
     wanted = calls if most is None else min(calls, most)
     return sorted({1 + step * (calls - 1) // max(1, wanted - 1) for step in range(wanted)})
 

@@ -14,10 +14,9 @@ from tests.support.mysql import BinlogServer, as_root, call
 class MariaDbServer(BinlogServer):
     """MariaDB, which has GTIDs of its own kind."""
 
-    def create(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        call([_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db",
-              f"--tmpdir={self._folder}",
+    def _make(self, folder: Path) -> None:
+        call([_program("mariadb-install-db"), "--no-defaults", f"--datadir={folder}/data", "--skip-test-db",
+              f"--tmpdir={folder}",
               "--auth-root-authentication-method=normal", *as_root()])  # fmt: skip
 
     def _command(self) -> Sequence[str]:

@@ -44,9 +44,22 @@ class BinlogServer:
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")
 
-    @abstractmethod
     def create(self) -> None:
-        """Make the data folder."""
+        """Copy a fresh data folder, which is made once and kept: making one takes longer than all else."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        program = next(Path(word) for word in self._command() if word.endswith("d"))
+        made = CACHE.parent / f"{program.name}-data-{program.stat().st_size}-{int(program.stat().st_mtime)}"
+        if not made.exists():
+            CACHE.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=CACHE.parent, prefix=f"{program.name}-data-new-") as folder:
+                self._make(Path(folder))
+                with contextlib.suppress(OSError):  # another process was faster
+                    (Path(folder) / "data").rename(made)
+        shutil.copytree(made, self.data)
+
+    @abstractmethod
+    def _make(self, folder: Path) -> None:
+        """Make a fresh data folder, `data` in this folder."""
 
     @abstractmethod
     def _command(self) -> Sequence[str]:
@@ -126,18 +139,9 @@ class BinlogServer:
 class MySqlServer(BinlogServer):
     """MySQL with GTIDs."""
 
-    def create(self) -> None:
-        """Copy a fresh data folder, which is made once and kept: making one takes longer than all else."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        command = self._command()
-        made = CACHE.parent / f"mysql-data-{_stamp(command)}"
-        if not made.exists():
-            with tempfile.TemporaryDirectory(dir=CACHE.parent, prefix="mysql-data-new-") as folder:
-                call([*command, f"--datadir={folder}/data", "--initialize-insecure", REDO_LOG, *as_root()])
-                (Path(folder) / "data" / "auto.cnf").unlink(missing_ok=True)  # every server makes a UUID of its own
-                with contextlib.suppress(OSError):  # another process was faster
-                    (Path(folder) / "data").rename(made)
-        shutil.copytree(made, self.data)
+    def _make(self, folder: Path) -> None:
+        call([*self._command(), f"--datadir={folder}/data", "--initialize-insecure", REDO_LOG, *as_root()])
+        (folder / "data" / "auto.cnf").unlink(missing_ok=True)  # every server makes a UUID of its own
 
     def start(self, *options: str) -> None:
         super().start("--gtid-mode=ON", "--enforce-gtid-consistency=ON", "--mysqlx=OFF", REDO_LOG, *options)
@@ -165,12 +169,6 @@ def find_mysqld() -> list[str] | None:
         f"--plugin-dir={CACHE}/usr/lib/mysql/plugin",
         f"--character-sets-dir={CACHE}/usr/share/mysql/charsets", "--secure-file-priv=",
     ]  # fmt: skip
-
-
-def _stamp(command: Sequence[str]) -> str:
-    """Return a name for the version of a server."""
-    program = next(Path(word) for word in command if word.endswith("mysqld"))
-    return f"{program.stat().st_size}-{int(program.stat().st_mtime)}"
 
 
 def as_root() -> list[str]:

@@ -73,7 +73,7 @@ def test_files_that_were_staged_in_the_table_itself_are_left_alone(outbox: Local
 
 
 @pytest.fixture
-def options(make_options: MakeOptions, sample: SampleInput, tmp_path: Path) -> PipelineOptions:
+def options(make_options: MakeOptions, sample: SampleInput, tmp_path: Path, whole_upkeep: None) -> PipelineOptions:
     """Its optional sink was away for two epochs, and still is."""
     away = DeltaSinkOptions("away", str(tmp_path / "away"), required=False)
     options = make_options(
