@@ -71,7 +71,7 @@ def test_an_answer_that_never_comes(
     runs = SinkRuns(tmp_path, kafka_sink(server, topic, brokers=proxy.address, client=QUICK))
     run = runs.begin()
     insist(run, (1, 2, 3))
-    proxy.treat(treatment, on=kafka_call(CALLS[call]), seconds=2)
+    proxy.treat(treatment, on=kafka_call(CALLS[call]), seconds=0.5)
     try:
         if call in OF_A_COMMIT:
             insist(run, (4, 5, 6), proxy.heal)

@@ -99,14 +99,22 @@ class PostgresServer:
         if self._process is None or self._process.poll() is not None:
             self.start()
         with psycopg.connect(self.dsn, autocommit=True) as db:
-            for schema in ("firnline", "lake", "public"):
-                db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+            own = "SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^pg_|^information_schema$'"
+            for (schema,) in db.execute(own).fetchall():
+                db.execute(f"DROP SCHEMA {schema} CASCADE")
             db.execute("CREATE SCHEMA public")
             for (name,) in db.execute("SELECT pubname FROM pg_publication").fetchall():
                 db.execute(f'DROP PUBLICATION "{name}"')
             db.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
             for (name,) in db.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
                 self._drop_slot(db, name)
+            made = "SELECT quote_ident(datname) FROM pg_database WHERE datname !~ '^(postgres|template[01])$'"
+            for (name,) in db.execute(made).fetchall():
+                db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            made = "SELECT quote_ident(rolname) FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> current_user"
+            for (name,) in db.execute(made).fetchall():
+                db.execute(f"DROP OWNED BY {name} CASCADE")
+                db.execute(f"DROP ROLE {name}")
 
     def _drop_slot(self, db: Any, name: str) -> None:
         """Drop a slot whose reader may not have left it yet."""
