@@ -122,6 +122,10 @@ def test_values_that_the_log_leaves_out_come_from_the_chunk(database: str, tmp_p
     with Capturing(options):
         for number in range(1, 1500, 7):
             execute(database, f"UPDATE orders SET amount = {number} WHERE id = {number}")
+            if number % 70 == 1:
+                execute(database, f"UPDATE orders SET id = id + 5000 WHERE id = {number}")
+            if number % 70 == 8:
+                execute(database, f"UPDATE orders SET id = -id WHERE id = 1500 - {number}")  # behind the last chunk
         wait_until(lambda: has_read_all(options))
     run_to_end(options)
     check_current(database, tmp_path)
