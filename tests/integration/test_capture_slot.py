@@ -113,6 +113,17 @@ def test_the_slot_is_never_confirmed_beyond_what_is_decided(database: str, tmp_p
     check_current(database, tmp_path)
 
 
+def test_runs_of_one_epoch_each_release_the_log(database: str, tmp_path: Path) -> None:
+    """As a timer starts them: every run with `once` releases what the one before decided."""
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    for number in range(3):
+        before = decided(options)
+        execute(database, f"INSERT INTO orders VALUES ({number}, 1, 'x')")
+        run_to_end(options)
+        assert confirmed(database) == before < decided(options)
+
+
 def test_a_cached_spool_leaves_the_log_of_the_rollback_window_to_the_server(database: str, tmp_path: Path) -> None:
     options = with_spool(captured(database, tmp_path, rollback_window=3), keep="cache")
     run_to_end(options)

@@ -25,11 +25,16 @@ words of the kind of source:
           rows that the table has now); end
   files   a file, which counts as read with all names before it, while every
           later one is read; beginning; end
+  postgres, mysql (no snapshot may be under way)
+          a place in the server's log, up to which everything counts as read:
+          an LSN (16/B374D848); of MySQL all GTIDs that count as read; of
+          MariaDB, and without GTIDs, FILE:POSITION; or end
 What to skip:
   kafka   TOPIC:PARTITION=OFFSET (all before it), TOPIC:PARTITION+COUNT (so
           many offsets)
   delta   a version: it and what is unread before it
   files   one file, or the rest of one that was begun
+  mysql   a transaction of MySQL, by its GTID
 """
 EPILOGUE = f"""\
 The position of a source is part of every checkpoint. These commands are for

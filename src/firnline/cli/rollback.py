@@ -43,6 +43,8 @@ Output (JSON fields):
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
          rows, watermark, idle_inputs}]: the operators' snapshots, each with
          its epoch
+  schemas [{source, table, version_now, version_then}]: of captured tables
+         whose schema was another version then (0: none)
   dead_letters [{sink, now, then}]: how many are open, where that changes
   state_replayed [epoch]: epochs after those snapshots, which the next run
          replays into the state
@@ -160,6 +162,9 @@ def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
         facts["quarantine"] = f"{count_text(plan.quarantined, 'record')} of the epochs undone come again"
     for letters in plan.dead_letters:
         facts[f"dead letters of {letters.sink}"] = f"{letters.now:,} open now; {letters.then:,} then"
+    for schema in plan.schemas:
+        then_text = f"version {schema.version_then}" if schema.version_then else "none: it is recorded again"
+        facts[f"schema of {schema.table}"] = f"version {schema.version_now} now; {then_text} then"
     if plan.pending_units:
         facts["pending"] = f"{count_text(plan.pending_units, 'unit')} dropped"
     out.facts(facts)

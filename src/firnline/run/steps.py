@@ -139,7 +139,7 @@ class Steps:
         self._restaged: Restaged = {}
         self._on_lost = on_lost
         self._files_per_task = 1  # files that the last epoch staged for one table
-        self._recorded: dict[str, Json] = {}  # positions of the newest epoch that this run recorded
+        self._before: dict[int, dict[str, Json]] = {}  # by staged epoch: positions of the one before it
         self._warned: set[str] = set()  # about the settings of followers
         self._unfinished: set[tuple[str, str]] = set()  # source and path of inputs that this run began or tried
 
@@ -373,6 +373,7 @@ class Steps:
         )
         inflight.ref = self._pipeline.ledger.stage(inflight.entry)
         self._checkpoints.add(checkpoint, is_idle=is_idle)
+        self._before[inflight.epoch] = dict(base.checkpoint.positions) if base.checkpoint is not None else {}
         after.entry, after.checkpoint = inflight.ref, checkpoint
         inflight.durations_ms["stage"] = self._ms_since(began)
         fault_point("epoch.stage.after")
@@ -530,8 +531,9 @@ class Steps:
         head = self._progress.head
         self._pipeline.recorder.record(epoch, head, self._progress.recent)
         if head.checkpoint is not None and epoch == head.epoch:
-            self._pipeline.sources.decided(self._recorded)
-            self._recorded = dict(head.checkpoint.positions)
+            self._pipeline.sources.decided(self._before.get(epoch, {}))
+            for passed in [staged for staged in list(self._before) if staged <= epoch]:  # another lane adds some
+                del self._before[passed]
         log.note(epoch=epoch, generation=head.generation, **facts())
         fault_point("epoch.record.after")
         return m.Recorded(epoch)

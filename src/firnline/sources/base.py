@@ -477,6 +477,7 @@ class Source(ABC):
 
         Raises:
             SourceError: the source does not answer.
+            ConfigError: a first run would refuse it.
         """
         return ()
 

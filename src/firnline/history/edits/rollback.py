@@ -17,6 +17,7 @@ from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError, SinkError
 from firnline.history.dead_letters import count_letters
 from firnline.history.savepoints.pins import RestorePins
+from firnline.history.schemas import in_force, load_schema_history
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave, on_record
 from firnline.run.commits import check_staged
@@ -41,6 +42,16 @@ class LetterChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaReturn:
+    """A captured table whose schema was another version then; 0: it had none."""
+
+    source: str
+    table: str
+    version_now: int
+    version_then: int
+
+
+@dataclass(frozen=True, slots=True)
 class RollbackPlan:
     """The plan of a rollback, made at one version of the deciding table."""
 
@@ -61,6 +72,7 @@ class RollbackPlan:
     state_now: list[OperatorSnapshot] = field(default_factory=list)
     state_then: list[OperatorSnapshot] = field(default_factory=list)
     state_replayed: list[int] = field(default_factory=list)  # epochs after the snapshots of that time, folded again
+    schemas: list[SchemaReturn] = field(default_factory=list)  # of captured tables whose schema was another one then
     dead_letters: list[LetterChange] = field(default_factory=list)  # of sinks where the number changes
     not_undone: list[str] = field(default_factory=list)
     refusals: list[RollbackRefusedError] = field(default_factory=list)
@@ -251,6 +263,7 @@ class Rollback:
             state_now=snapshots_of(newest.checkpoint) if pipeline.options.operators else [],
             state_then=state.snapshots,
             state_replayed=state.replayed,
+            schemas=self._find_schemas(newest.epoch),
             dead_letters=self._find_letters(newest.checkpoint, kept),
             not_undone=self._not_undone(sinks, then),
             refusals=refusals,
@@ -372,6 +385,18 @@ class Rollback:
             names = sorted(self._leave | set(fixed))
             hint = f"Leave the rows as they are: {' '.join(f'--leave {name}' for name in names)}"
         return [RollbackRefusedError(error.message, hint=hint) for errors in fixed.values() for error in errors]
+
+    def _find_schemas(self, newest: int) -> list[SchemaReturn]:
+        """Return the captured tables whose schema was another version then."""
+        if not any(source.has_log for source in self._pipeline.sources):
+            return []
+        history = load_schema_history(self._pipeline)
+        then = {(one.source, one.version.table): one.number for one in in_force(history, self._to)}
+        return [
+            SchemaReturn(one.source, one.version.table, one.number, then.get((one.source, one.version.table), 0))
+            for one in in_force(history, newest)
+            if one.number != then.get((one.source, one.version.table), 0)
+        ]
 
     def _not_undone(self, sinks: Sequence[SinkReturn], positions_then: dict[str, Json]) -> list[str]:
         found = []

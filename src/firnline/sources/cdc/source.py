@@ -3,6 +3,7 @@ its own write."""
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +12,14 @@ from datetime import UTC, datetime
 from typing import ClassVar
 
 from firnline.checkpoint.ledger import IDLE
-from firnline.errors import ConfigError, FencedError, FirnlineError, SourceError, SourceMovedError
+from firnline.errors import ConfigError, DamagedError, FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import chunk_parts, spool_parts
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
     Limits,
     LogLag,
+    PositionChange,
     PositionView,
     SnapshotProgress,
     Source,
@@ -52,6 +54,7 @@ class LogSource(Source):
     has_keys = True
     key_hint: ClassVar[str]  # how a table of this database gets a key
     has_log = True
+    never_captured: tuple[str, ...] = ()  # schemas of the server's and of Firnline's own tables
     inputs_are = "spool file"
     kind: str
 
@@ -70,7 +73,7 @@ class LogSource(Source):
         self._home = options.home
         self._folder = options.folder
         self._default_schema = default_schema
-        self._tables = TablePatterns(options.tables, default_schema)
+        self._tables = TablePatterns(options.tables, default_schema, self.never_captured)
         self._once = once
         self._moved = moved
         self._settings = SpoolSettings(max_ahead_bytes=options.spool.max_bytes)
@@ -101,6 +104,34 @@ class LogSource(Source):
     @abstractmethod
     def measure(self, place: Json) -> LogLag:
         """Return how far a place is behind the server; None is before the first transaction. Asks the server."""
+
+    @abstractmethod
+    def find_place(self, place: Json, words: str) -> Json:
+        """Return the place that a person names, in the words of this kind; `end` is the end of the log.
+
+        Raises:
+            ConfigError: the words mean nothing, or the server's log has no such place.
+        """
+
+    @abstractmethod
+    def distance(self, old: Json, new: Json) -> int:
+        """Return the bytes of the log from one place to another, below 0 if the other one lies before; 1 or -1 if only
+        their order is known."""
+
+    @abstractmethod
+    def place_text(self, place: Json) -> str:
+        """Return a place in one word of the server."""
+
+    def place_without(self, place: Json, words: str) -> Json:
+        """Return the place that passes over the transaction which a person names.
+
+        Raises:
+            ConfigError: this kind cannot, or there is no such transaction.
+        """
+        raise ConfigError(
+            f"source {self.name!r} cannot pass over a single transaction",
+            hint=f"Set the position behind it: firnline position set {self.name} PLACE",
+        )
 
     def keeps_from(self, place: Json) -> bool:
         """Return whether the server surely has its log from a place on."""
@@ -165,6 +196,48 @@ class LogSource(Source):
     def describe(self, position: Json) -> PositionView:
         known = LogPosition.from_json(position, self.kind)
         return known.describe(self.describe_place(known.place) if known.place is not None else {})
+
+    def set_position(self, position: Json, words: str) -> PositionChange:
+        known = LogPosition.from_json(position, self.kind)
+        if known.place is None:
+            raise ConfigError(f"source {self.name!r} has not begun to read", hint="Run the pipeline once: firnline run")
+        if known.running:
+            raise ConfigError(
+                f"the rows of {', '.join(known.running)} are being read: they belong to the position",
+                hint="Let the run finish them first; `firnline snapshot` lists how far they are.",
+            )
+        place = self._place_in(words) if words.startswith("{") else self.find_place(known.place, words)
+        return self._change(known, place, to_end=words == "end")
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        known = LogPosition.from_json(position, self.kind)
+        return self._change(known, self.place_without(known.place, words), to_end=False)
+
+    def _place_in(self, words: str) -> Json:
+        """Return the place of a position in JSON."""
+        try:
+            return LogPosition.from_json(json.loads(words), self.kind).place
+        except (ValueError, DamagedError) as error:
+            raise ConfigError(
+                f"this is no position of source {self.name!r}: {error}",
+                hint="`firnline position show --json` shows what one looks like.",
+            ) from None
+
+    def _change(self, known: LogPosition, place: Json, *, to_end: bool) -> PositionChange:
+        """Describe the change to another place of the server's log."""
+        old, new = self.place_text(known.place), self.place_text(place)
+        moved = self.distance(known.place, place)
+        if known.place == place or moved == 0:
+            return PositionChange(known.to_json())
+        text = f"the log from {new} to {old}" if moved < 0 else f"the log from {old} to {'its end' if to_end else new}"
+        return PositionChange(
+            replace(known, place=place).to_json(),
+            again=(text,) if moved < 0 else (),
+            never=(text,) if moved > 0 else (),
+            again_count=max(0, -moved),
+            never_count=max(0, moved),
+            unit="byte" if abs(moved) > 1 else "range",
+        )
 
     # -- the run that owns the pipeline ---------------------------------------------------------------
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class TablePatterns:
     """Tables by name: `schema.table`, with `*` and `?` for any characters. A name without a dot has the default schema.
 
-    A pattern that begins with `!` excludes tables; order does not matter.
+    A pattern that begins with `!` excludes tables; order does not matter. Tables of the schemas `never` are never
+    captured: those of the server, and Firnline's own.
     """
 
-    def __init__(self, patterns: Sequence[str], default_schema: str) -> None:
+    def __init__(self, patterns: Sequence[str], default_schema: str, never: Collection[str] = ()) -> None:
+        self._never = frozenset(never)
         full = [pattern if "." in pattern else _prefixed(pattern, default_schema) for pattern in patterns]
         self._included = [pattern for pattern in full if not pattern.startswith("!")]
         self._excluded = [pattern[1:] for pattern in full if pattern.startswith("!")]
 
     def covers(self, table: str) -> bool:
         """Return whether a table (`schema.table`) is captured."""
+        if table.partition(".")[0] in self._never:
+            return False
         return _matches(table, self._included) and not _matches(table, self._excluded)
 
     def may_cover(self, port: str) -> bool:

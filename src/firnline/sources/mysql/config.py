@@ -30,6 +30,11 @@ class MySqlSourceConfig(LogSourceConfig):
         "names of pipeline and source.",
     )
 
+    accept_cascades: bool = Field(
+        default=False,
+        description="Capture tables whose rows a foreign key changes by itself (ON DELETE or ON UPDATE), although the "
+        "binary log of MySQL before 9.6 and of MariaDB does not have these changes.",
+    )
     partial_inserts: bool = Field(
         default=False,
         description="Take inserts whose columns the log leaves out, as row images MINIMAL and NOBLOB do with columns "

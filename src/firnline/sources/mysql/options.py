@@ -21,6 +21,7 @@ class MySqlSourceOptions(LogSourceOptions):
     logs_statements: ClassVar[bool] = True
 
     server_id: int | None = field(default=None, kw_only=True)  # None: made from the names of pipeline and source
+    accept_cascades: bool = field(default=False, kw_only=True)  # capture tables that cascades change outside the log
     partial_inserts: bool = field(default=False, kw_only=True)  # take inserts whose defaults the log leaves out
 
     @property

@@ -109,6 +109,25 @@ def check_server(db: Any, server: Server, user: str, server_id: int) -> None:
             raise ConfigError(f"user {user} has not the right {right} on server {where}", hint=grant_hint(user))
 
 
+def setting_remarks(server: Server) -> list[str]:
+    """Return settings that are allowed and not the best, with the statements that change them."""
+    told = []
+    image = server.settings.get("binlog_row_image", "FULL").upper()
+    if image != "FULL":
+        keep = "SET GLOBAL" if server.is_mariadb else "SET PERSIST"
+        told.append(
+            f"binlog_row_image is {image}: values that an update leaves as they are, and defaults of inserts, are not "
+            f"in the log ({keep} binlog_row_image = 'FULL')"
+        )
+    if not server.has_gtids:
+        steps = "; ".join(f"SET PERSIST gtid_mode = {mode}" for mode in ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON"))
+        told.append(
+            "gtid_mode is not ON: positions hold on this server only, not after a failover (SET PERSIST "
+            f"enforce_gtid_consistency = ON; {steps})"
+        )
+    return told
+
+
 def find_tables(db: Any, server: Server) -> set[str]:
     """Return the tables that the user may see, as `database.table`."""
     rows = query(

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from firnline.errors import ConfigError, DamagedError
 from firnline.sources.base import LogLag
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
+from firnline.sources.mysql.events import place_order
+from firnline.sources.mysql.gtid import GtidSet
 from firnline.sources.mysql.options import MySqlSourceOptions
-from firnline.sources.mysql.server import find_cascades, find_key, find_tables, read_log, read_server
+from firnline.sources.mysql.server import (
+    Server,
+    file_created,
+    find_cascades,
+    find_key,
+    find_tables,
+    gtids_at,
+    query,
+    read_log,
+    read_server,
+    setting_remarks,
+)
 from firnline.sources.mysql.stream import MySqlStream
 from firnline.sources.mysql.table_reader import MySqlTableReader
 from firnline.types import Json
@@ -17,6 +35,7 @@ class MySqlSource(LogSource):
     """The tables of a MySQL or MariaDB server."""
 
     kind = "mysql"
+    never_captured = ("mysql", "sys", "information_schema", "performance_schema")
     key_hint = "Give it one (ALTER TABLE ... ADD PRIMARY KEY)."
 
     def __init__(self, options: MySqlSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
@@ -29,58 +48,112 @@ class MySqlSource(LogSource):
     def _stream(self) -> MySqlStream:
         assert self._mysql.server_id is not None
         return MySqlStream(
-            self._mysql.dsn, self._tables.covers, self._mysql.server_id, partial_inserts=self._mysql.partial_inserts
+            self._mysql.dsn,
+            self._tables.covers,
+            self._mysql.server_id,
+            partial_inserts=self._mysql.partial_inserts,
+            check_tables=self._check_tables,
         )
 
     def open_tables(self) -> TableReader:
         return MySqlTableReader(self._mysql.dsn, self._tables.covers)
 
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[tuple[Any, Server]]:
+        """Open a connection to the first host that answers."""
+        dsn = Dsn.parse(self._mysql.dsn)
+        db, host = connect_any(dsn, dsn.hosts)
+        try:
+            yield db, read_server(db, host)
+        finally:
+            db.close()
+
     def describe_place(self, place: Json) -> dict[str, Json]:
         return describe_place(place)
 
     def read_key(self, table: str) -> tuple[str, ...] | None:
-        dsn = Dsn.parse(self._mysql.dsn)
-        db, host = connect_any(dsn, dsn.hosts)
-        try:
-            server = read_server(db, host)
+        with self._connected() as (db, server):
             return find_key(db, server, table) if table in find_tables(db, server) else None
-        finally:
-            db.close()
 
     def check(self) -> None:
         self._stream().check()
 
     def remarks(self) -> list[str]:
-        dsn = Dsn.parse(self._mysql.dsn)
-        db, host = connect_any(dsn, dsn.hosts)
-        try:
-            server = read_server(db, host)
+        user = Dsn.parse(self._mysql.dsn).user
+        with self._connected() as (db, server):
             tables = find_tables(db, server)
-            captured = [table for table in tables if self._tables.covers(table)]
-            cascades = find_cascades(db, server, captured)
-        finally:
-            db.close()
-        told = [
-            f"table {name} does not exist yet, or user {dsn.user} may not read it"
+            told = self._check_tables(db, server)
+        told += [
+            f"table {name} does not exist yet, or user {user} may not read it"
             for name in self._tables.names
             if name not in tables
         ]
-        if not told and not captured:
-            told.append(f"no table that user {dsn.user} may read matches `tables`")
-        told += [
+        if not told and not any(self._tables.covers(table) for table in tables):
+            told.append(f"no table that user {user} may read matches `tables`")
+        return [*told, *setting_remarks(server)]
+
+    def _check_tables(self, db: Any, server: Server) -> list[str]:
+        """Return what the log lacks of captured tables.
+
+        Raises:
+            ConfigError: cascades change rows outside the log, and the spec does not accept it.
+        """
+        captured = [table for table in find_tables(db, server) if self._tables.covers(table)]
+        told = [
             f"table {table}: its foreign key {key} changes rows by itself (ON DELETE or ON UPDATE), and the binary log "
             "of this server does not have these changes; MySQL 9.6 and later log them"
-            for table, key in cascades
+            for table, key in find_cascades(db, server, captured)
         ]
+        if told and not self._mysql.accept_cascades:
+            raise ConfigError(
+                "; ".join(told),
+                hint="Leave the tables out of `tables`, drop the cascades, or set accept_cascades: true: then these "
+                "changes are missing until `firnline snapshot --table TABLE`.",
+            )
         return told
 
+    def find_place(self, place: Json, words: str) -> Json:
+        if words == "end":
+            return self._stream().end_position()
+        file, _, pos = words.rpartition(":")
+        with self._connected() as (db, server):
+            if server.has_gtids and not server.is_mariadb:
+                return {**place, "gtid_set": _executed(db, server, words), "last": None}
+            log = read_log(db, server)
+            is_there = pos.isdigit() and file in log.sizes and int(pos) <= log.sizes[file]
+            gtids = gtids_at(db, server, file, int(pos)) if is_there and server.is_mariadb else ""
+            if not is_there or (server.is_mariadb and not gtids):
+                raise ConfigError(
+                    f"the log of server {server.host[0]}:{server.host[1]} has no place {words}",
+                    hint="Write the end of a transaction as FILE:POSITION, or end. SHOW BINARY LOGS lists the files.",
+                )
+        created = file_created(Dsn.parse(self._mysql.dsn), server, file) or 0
+        found = {**place, "file": file, "pos": int(pos), "created": created, "server_uuid": server.uuid}
+        return {**found, "gtid_set": gtids or None, "previous": "", "last": None}
+
+    def place_without(self, place: Json, words: str) -> Json:
+        with self._connected() as (db, server):
+            if server.is_mariadb or place["gtid_set"] is None:
+                return super().place_without(place, words)
+            one = _executed(db, server, words)
+        return {**place, "gtid_set": str(GtidSet.parse(f"{place['gtid_set']},{one}" if place["gtid_set"] else one))}
+
+    def distance(self, old: Json, new: Json) -> int:
+        if old["gtid_set"] is not None and new["gtid_set"] is not None and old["kind"] == "mysql":
+            before, after = GtidSet.parse(old["gtid_set"]), GtidSet.parse(new["gtid_set"])
+            if before.minus(after):
+                return -1
+            return 1 if after.minus(before) else 0
+        if old["file"] == new["file"]:
+            return int(new["pos"]) - int(old["pos"])
+        return 1 if place_order(new["file"], new["pos"]) > place_order(old["file"], old["pos"]) else -1
+
+    def place_text(self, place: Json) -> str:
+        return str(place["gtid_set"] or f"{place['file']}:{place['pos']}")
+
     def measure(self, place: Json) -> LogLag:
-        dsn = Dsn.parse(self._mysql.dsn)
-        db, host = connect_any(dsn, dsn.hosts)
-        try:
-            log = read_log(db, read_server(db, host))
-        finally:
-            db.close()
+        with self._connected() as (db, server):
+            log = read_log(db, server)
         end = f"{log.file}:{log.pos}"
         if place is None:
             return LogLag(end, "")
@@ -88,6 +161,23 @@ class MySqlSource(LogSource):
         at = int((place["last"] or {}).get("at") or 0)
         seconds = round(max(0.0, (log.now - at) / 1e6), 3) if at else None
         return LogLag(end, f"{place['file']}:{place['pos']}", behind, 0.0 if behind == 0 else seconds)
+
+
+def _executed(db: Any, server: Server, words: str) -> str:
+    """Return a GTID set that a person named, which the server has executed.
+
+    Raises:
+        ConfigError: it is none, or the server has not executed all of it.
+    """
+    try:
+        named = GtidSet.parse(words)
+    except (ValueError, DamagedError) as error:
+        hint = "Write UUID:NUMBERS, as the server does, or end."
+        raise ConfigError(f"{words!r} is no GTID set: {error}", hint=hint) from None
+    executed = GtidSet.parse(str(query(db, server.host, "SELECT @@GLOBAL.gtid_executed")[0][0]))
+    if not str(named) or named.minus(executed):
+        raise ConfigError(f"server {server.host[0]}:{server.host[1]} has not executed {words}")
+    return str(named)
 
 
 def describe_place(place: Json) -> dict[str, Json]:

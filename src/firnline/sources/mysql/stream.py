@@ -74,6 +74,8 @@ class MySqlStream(LogStream):
         heartbeat_seconds: How often the server says that it is alive while nothing happens.
         partial_inserts: Take inserts whose columns the log leaves out (row images MINIMAL and NOBLOB leave out columns
             that got their default): they count as missing. Otherwise such an insert stops the stream.
+        check_tables: Called with a connection and the server when a first reading begins; refuses what cannot be
+            captured.
     """
 
     def __init__(
@@ -84,12 +86,14 @@ class MySqlStream(LogStream):
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         partial_inserts: bool = False,
+        check_tables: Callable[[Any, Server], object] = lambda _db, _server: None,
     ) -> None:
         self._dsn = Dsn.parse(dsn)
         self._is_captured = is_captured
         self._server_id = server_id
         self._heartbeat = heartbeat_seconds
         self._partial_inserts = partial_inserts
+        self._check_tables = check_tables
         self._host = self._dsn.hosts[0]
         self._server: Server | None = None
         self._packets: PacketReader | None = None
@@ -129,7 +133,13 @@ class MySqlStream(LogStream):
     # -- the contract --
 
     def begin(self) -> Json:
-        self.check()
+        db, host = connect_any(self._dsn, self._dsn.hosts)
+        try:
+            server = read_server(db, host)
+            check_server(db, server, self._dsn.user, self._server_id)
+            self._check_tables(db, server)
+        finally:
+            db.close()
         return self.end_position()
 
     def begin_anew(self) -> Json:

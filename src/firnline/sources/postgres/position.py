@@ -29,6 +29,7 @@ class LogPlace:
     timeline: int = 0
     last: LastTransaction | None = None
     seen_at: int = 0  # when the log ended here, microseconds since 1970; 0: the place is the end of `last`
+    is_chosen: bool = False  # a person chose it: the log before may hold changes that were never read
 
     @property
     def reached_at(self) -> int:
@@ -39,6 +40,8 @@ class LogPlace:
         found: dict[str, Json] = {"lsn": format_lsn(self.lsn), "system": self.system, "timeline": self.timeline}
         if self.seen_at:
             found["seen_at"] = self.seen_at
+        if self.is_chosen:
+            found["is_chosen"] = True
         if self.last is not None:
             found["last"] = {
                 "commit_lsn": format_lsn(self.last.commit_lsn),
@@ -72,6 +75,7 @@ class LogPlace:
                 if last is not None
                 else None,
                 int(value.get("seen_at", 0)),
+                bool(value.get("is_chosen", False)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position in the log of PostgreSQL cannot be read: {error}") from error

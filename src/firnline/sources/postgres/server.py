@@ -141,6 +141,51 @@ class PostgresServer:
         query = "SELECT count(*) FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(oid, 'member')"
         return bool(_one(db, query)[0])
 
+    def check_room(self, slot: str) -> None:
+        """Check that the server has room for a slot that does not exist yet.
+
+        Raises:
+            ConfigError: it has none; the hint has the statements.
+        """
+        query = """
+            SELECT count(*), current_setting('max_replication_slots')::int, bool_or(slot_name = %s)
+            FROM pg_replication_slots"""
+        with self.session() as db:
+            used, most, exists = _one(db, query, slot)
+        if not exists and used >= most:
+            raise self._no_slot(most)
+
+    def _no_slot(self, most: int) -> ConfigError:
+        return ConfigError(
+            f"{self.place}: all {most} replication slots are in use",
+            hint=f"ALTER SYSTEM SET max_replication_slots = {most + 10}; then restart the server. Or drop one that "
+            "nobody uses: SELECT pg_drop_replication_slot('NAME');",
+        )
+
+    def check_may_read(self, tables: Sequence[CapturedTable]) -> None:
+        """Check that the role may read the rows of the tables, for snapshots.
+
+        Raises:
+            ConfigError: it may not; the hint has the statement.
+        """
+        query = """
+            SELECT n.nspname, n.nspname || '.' || c.relname, has_schema_privilege(n.oid, 'USAGE'), current_user::text
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname || '.' || c.relname = ANY(%s)
+              AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'))
+            ORDER BY 2"""
+        with self.session() as db:
+            found = db.execute(query, ([table.name for table in tables],)).fetchall()
+        if found:
+            role, names = found[0][3], ", ".join(row[1] for row in found)
+            closed = ", ".join(dict.fromkeys(row[0] for row in found if not row[2]))
+            usage = f'GRANT USAGE ON SCHEMA {closed} TO "{role}"; ' if closed else ""
+            raise ConfigError(
+                f"{self.place}: the role {role} may not read {names}",
+                hint=f'{usage}GRANT SELECT ON {names} TO "{role}"; or write `snapshot: never` into the source, to '
+                "capture changes alone.",
+            )
+
     def end_lsn(self) -> int:
         """Return the end of what the server's log holds for sure."""
         query = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
@@ -257,24 +302,6 @@ class PostgresServer:
                 "(publish_via_partition_root = true); then write `publication: firnline` into the source.",
             )
 
-    def check_may_read(self, tables: Sequence[CapturedTable]) -> None:
-        """Check that the role may read the rows of tables.
-
-        Raises:
-            ConfigError: it may not; the hint has the statement.
-        """
-        with self.session() as db:
-            query = "SELECT current_user::text, has_table_privilege(%s::regclass, 'SELECT')"
-            answers = [(table.name, *_one(db, query, _quoted(table.name))) for table in tables]
-        hidden = [name for name, _, may in answers if not may]
-        if hidden:
-            role = answers[0][1]
-            raise ConfigError(
-                f"{self.place}: the role {role} may not read {', '.join(hidden)}",
-                hint=f'GRANT SELECT ON {", ".join(hidden)} TO "{role}"; or write `snapshot: never` into the source, to '
-                "capture changes alone.",
-            )
-
     def ensure_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
         """Create a publication of the tables, or add the missing ones. Tables without a replica identity go into a
         second one that publishes inserts only: else the server would refuse the application's own updates.
@@ -350,11 +377,8 @@ class PostgresServer:
                 return found
             raise SourceError(f"{self.place}: the slot {slot} comes and goes") from None
         except psycopg.errors.ConfigurationLimitExceeded as error:
-            raise ConfigError(
-                f"{self.place}: all replication slots are in use",
-                hint="ALTER SYSTEM SET max_replication_slots = 20; then restart the server. Or drop a slot that "
-                "nobody uses: SELECT slot_name FROM pg_replication_slots WHERE NOT active;",
-            ) from error
+            with self.session() as db:
+                raise self._no_slot(int(_one(db, "SHOW max_replication_slots")[0])) from error
         except psycopg.Error as error:
             raise self.translate(error) from error
         fault_point("postgres.slot.after")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from firnline.errors import SlotLagError
+from dataclasses import replace
+
+from firnline.errors import ConfigError, DamagedError, SlotLagError
 from firnline.sources.base import Limits, LogLag, SourcePlan
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
-from firnline.sources.postgres.messages import format_lsn
+from firnline.sources.postgres.messages import format_lsn, parse_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
-from firnline.sources.postgres.server import PostgresServer
+from firnline.sources.postgres.server import OWN_SCHEMA, PostgresServer
 from firnline.sources.postgres.stream import PostgresStream
 from firnline.sources.postgres.tables import PostgresTables
 from firnline.types import Json
@@ -19,6 +21,7 @@ class PostgresSource(LogSource):
     """The tables of a PostgreSQL database."""
 
     kind = "postgres"
+    never_captured = (OWN_SCHEMA, "pg_catalog", "information_schema")
     key_hint = "Give it one (ALTER TABLE ... ADD PRIMARY KEY)."
 
     def __init__(self, options: PostgresSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
@@ -58,15 +61,16 @@ class PostgresSource(LogSource):
         return self._server.find_key(table)
 
     def check(self) -> None:
+        assert self._postgres.slot is not None
         self._server.check_settings()
+        self._server.check_room(self._postgres.slot)
         tables = self._server.find_tables(self._tables)
         if self._postgres.publication is not None:
             self._server.require_publication(self._postgres.publication, tables)
         else:
-            assert self._postgres.slot is not None
             self._server.check_may_publish(self._postgres.slot, tables)
         if self._postgres.snapshot != "never":
-            self._server.check_may_read([table for table in tables if table.has_identity])
+            self._server.check_may_read(tables)
 
     def measure(self, place: Json) -> LogLag:
         assert self._postgres.slot is not None
@@ -99,6 +103,28 @@ class PostgresSource(LogSource):
         if self._too_much is not None and self._postgres.on_slot_lag == "stop":
             raise SlotLagError(f"{self._server.place}: {self._too_much}")
         return super().plan(position, limits)
+
+    def find_place(self, place: Json, words: str) -> Json:
+        known, end = LogPlace.from_json(place), self._server.end_lsn()
+        try:
+            lsn = end if words == "end" else parse_lsn(words)
+        except DamagedError as error:
+            raise ConfigError(error.message, hint="Write a place like 16/B374D848, or end.") from None
+        if lsn > end:
+            raise ConfigError(f"{self._server.place}: the log ends at {format_lsn(end)}, before {words}")
+        found = replace(known, lsn=lsn, last=None, seen_at=0, is_chosen=True)
+        if lsn < known.lsn and not self.keeps_from(found.to_json()):
+            raise ConfigError(
+                f"{self._server.place}: the server was told that it may forget its log before {words}",
+                hint="Go back to an earlier epoch instead, which reads the spool: firnline rollback --to EPOCH",
+            )
+        return found.to_json()
+
+    def distance(self, old: Json, new: Json) -> int:
+        return LogPlace.from_json(new).lsn - LogPlace.from_json(old).lsn
+
+    def place_text(self, place: Json) -> str:
+        return format_lsn(LogPlace.from_json(place).lsn)
 
     def keeps_from(self, place: Json) -> bool:
         assert self._postgres.slot is not None

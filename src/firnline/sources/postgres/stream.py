@@ -111,7 +111,9 @@ class PostgresStream(LogStream):
         last = place.last
         is_provable = last is not None and slot.confirmed <= last.commit_lsn
         # What lies between the last transaction and the position has nothing for us; if it has, it is another history.
-        start = last.commit_lsn if last is not None and is_provable else slot.confirmed
+        start = place.lsn if place.is_chosen else slot.confirmed
+        if last is not None and is_provable:
+            start = last.commit_lsn
         self._start_replication(start)
         self._place, self._flushed, self._status_at = place, slot.confirmed, 0.0
         if is_provable:
@@ -403,7 +405,7 @@ class PostgresStream(LogStream):
     def _cut(self, commit: m.Commit, offset: int) -> Cut:
         begin = self._check_end(commit)
         last = LastTransaction(commit.commit_lsn, commit.end_lsn, begin.xid, commit.committed_at)
-        self._place = replace(self._place, lsn=commit.end_lsn, last=last, seen_at=0)
+        self._place = replace(self._place, lsn=commit.end_lsn, last=last, seen_at=0, is_chosen=False)
         rows, self._rows, self._begin = self._rows, 0, None
         return Cut(offset, self._place.to_json(), str(begin.xid), commit.committed_at, rows)
 
