@@ -97,7 +97,7 @@ class Postgres(Database):
             return list(cursor.fetchall()) if cursor.description else []
 
     def source(self) -> dict[str, Any]:
-        return {"type": "postgres", "dsn": self._dsn, "tables": ["orders"], "slot": SLOT}
+        return {"type": "postgres", "dsn": self._dsn, "tables": ["orders"], "slot": SLOT, "snapshot": "never"}
 
     def stream(self) -> PostgresStream:
         tables = TablePatterns(("orders",), "public")
@@ -155,7 +155,7 @@ class MySql(Database):
         )
 
     def source(self) -> dict[str, Any]:
-        return {"type": "mysql", "dsn": f"{self._server.dsn}/bench", "tables": ["orders"]}
+        return {"type": "mysql", "dsn": f"{self._server.dsn}/bench", "tables": ["orders"], "snapshot": "never"}
 
     def stream(self) -> MySqlStream:
         return MySqlStream(self._server.dsn, lambda table: table == "bench.orders", 4711)
