@@ -173,8 +173,8 @@ class UpsertWork:
         for batch in staged.combine_chunks().to_batches():
             stager.write(batch)
         self._completed = stager.close()
-        order = {name: value for name, value in task.changes[0].items() if name == SEQUENCE_BY}
-        described = tuple({"path": f["path"], "crc32": f["crc32"], **order} for f in self._completed)
+        order = task.changes[0].get(SEQUENCE_BY)
+        described = tuple({"path": f["path"], "crc32": f["crc32"], SEQUENCE_BY: order} for f in self._completed)
         self.task = replace(task, changes=described)
 
     def _begin_again(self) -> None:
