@@ -64,12 +64,13 @@ def test_status_of_a_binary_log(binlog_server: BinlogServer, tmp_path: Path) -> 
     run_to_end(options)
     log = load_status(open_pipeline(options)).sources[0]["log"]
     assert (log["lag_bytes"], log["lag_seconds"], log["retained_bytes"]) == (0, 0.0, None)
-    before = {str(row[0]): int(row[1]) for row in binlog_server.run("SHOW BINARY LOGS")}
+    before = _log_bytes(binlog_server)
     binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (1, 1.5, '{'x' * 400}')", "FLUSH BINARY LOGS")
     binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (2, 1.5, 'y')")
-    after = {str(row[0]): int(row[1]) for row in binlog_server.run("SHOW BINARY LOGS")}
+    least = _log_bytes(binlog_server) - before
     source = load_status(open_pipeline(options)).sources[0]
-    assert source["log"]["lag_bytes"] == sum(after.values()) - sum(before.values())
+    most = _log_bytes(binlog_server) - before  # MariaDB appends to a new file by itself
+    assert least <= source["log"]["lag_bytes"] <= most
     assert 0 < source["log"]["lag_seconds"] < 600
     assert source["schemas"][0]["version"] == 1
 
@@ -84,6 +85,10 @@ def test_metrics_of_a_run(postgres: str, tmp_path: Path, monkeypatch: pytest.Mon
         execute(postgres, "INSERT INTO orders VALUES (1, 1, 'x')")
         wait_until(lambda: b'firnline_log_lag_seconds{pipeline="shop",source="db"}' in _scrape(metrics))
     assert b'firnline_log_alarm{pipeline="shop",source="db"} 0.0' in _scrape(metrics)
+
+
+def _log_bytes(server: BinlogServer) -> int:
+    return sum(int(row[1]) for row in server.run("SHOW BINARY LOGS"))
 
 
 def _scrape(metrics: PipelineMetrics) -> bytes:
