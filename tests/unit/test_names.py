@@ -69,6 +69,11 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         ((f"{7:016d}-{'a' * 16}-{'b' * 16}-{'c' * 16}.spool",), (7, "a" * 16, "b" * 16, "c" * 16)),
         ((".0.tmp",), None),
     ],
+    "chunk_name": [(("00000002-0a0b0c0d", 7, "c" * 16), f"00000002-0a0b0c0d-{7:08d}-{'c' * 16}.chunk")],
+    "chunk_parts": [
+        ((f"00000002-0a0b0c0d-{7:08d}-{'c' * 16}.chunk",), ("00000002-0a0b0c0d", 7, "c" * 16)),
+        ((".0.tmp",), None),
+    ],
     "dead_letters_folder": [
         ((P,), "_firnline/orders/dead-letters"),
         ((P, "copy"), "_firnline/orders/dead-letters/copy"),
