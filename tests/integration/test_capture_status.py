@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from firnline.cli.output import Output
+from firnline.cli.run_report import RunReporter, RunTotals
 from firnline.cli.status import _show
 from firnline.clock import monotonic
 from firnline.history.status import load_status
@@ -93,3 +94,19 @@ def _log_bytes(server: BinlogServer) -> int:
 
 def _scrape(metrics: PipelineMetrics) -> bytes:
     return generate_latest(metrics.registry())
+
+
+def test_displays_speak_of_transactions(postgres: str, tmp_path: Path) -> None:
+    """A source without files waits for no files."""
+    options = captured(postgres, tmp_path)
+    said: list[str] = []
+    totals, reporter = (
+        RunTotals(monotonic, options.input_words),
+        RunReporter(said.append, attempts=3, words=options.input_words),
+    )
+    totals.idle()
+    reporter.idle()
+    assert totals.step == "waits for new transactions"
+    assert said == ["all read; waiting for new transactions"]
+    totals.paused(paused=False)
+    assert totals.step == "looks for transactions"
