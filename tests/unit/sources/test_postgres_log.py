@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from firnline.errors import DamagedError
 from firnline.sources.cdc.log import Decoded, Op, pack_frame
 from firnline.sources.postgres.decode import PostgresDecoder
+from firnline.sources.postgres.types import convert, native_type
 
 NAMES = ("id", "note", "amount", "raw")
 OIDS = (20, 25, 1700, 17)  # bigint, text, numeric(10,2), bytea
@@ -153,6 +155,14 @@ def test_values_of_all_lengths_at_the_end_of_the_bytes() -> None:
         frames, expected = write([changes[: last + 1]])
         cut = frames[: -len(pack_frame(commit(0)))]  # the last value ends with the bytes
         assert flat(PostgresDecoder().decode(b"", cut)) == expected
+
+
+def test_no_values_are_values_of_every_type() -> None:
+    """A table without rows has columns of every type."""
+    nothing = pa.array([], pa.string())
+    for oid in (16, 17, 20, 21, 700, 1082, 1083, 1114, 1184, 2950):
+        kind = native_type(oid, -1, {}).arrow
+        assert convert(nothing, kind).values.equals(pa.array([], kind))
 
 
 def test_many_rows_keep_their_order() -> None:

@@ -95,6 +95,8 @@ def convert(texts: pa.StringArray, kind: pa.DataType) -> Converted:
     Raises:
         DamagedError: the text is not UTF-8, or no value of this type at all.
     """
+    if not len(texts):
+        return Converted(pa.array([], kind), {})
     if pa.types.is_string(kind):
         _check_utf8(texts)
         return Converted(texts, {})
@@ -153,7 +155,7 @@ def _converter(kind: pa.DataType) -> Callable[[pa.StringArray], pa.Array]:
 
 def _to_bool(texts: pa.StringArray) -> pa.Array:
     valid = pc.fill_null(pc.is_in(texts, pa.array(["t", "f"])), True)
-    if not pc.all(pc.or_(valid, pc.is_null(texts))).as_py():
+    if not pc.all(pc.or_(valid, pc.is_null(texts)), min_count=0).as_py():
         raise pa.ArrowInvalid("no boolean")
     return pc.if_else(pc.is_null(texts), pa.scalar(None, pa.bool_()), pc.equal(texts, "t"))
 
