@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,51 @@ def test_a_row_in_one_value_cannot_keep_a_part_of_it(database: str, tmp_path: Pa
     run = run_once(options)
     assert run.result.error is not None
     assert "the log of the database does not have its value of note" in run.result.error.message
+
+
+# -- many changes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8 if os.environ.get("FIRNLINE_PROOF") else 1))
+def test_random_changes_leave_the_rows_of_the_database(
+    seed: int, database: str, tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Large values that stay, several changes of one key in one epoch, and emptied tables, in PostgreSQL and Redis."""
+    chance = random.Random(seed)
+    keyed: dict[str, Any] = {"input": "db.orders", "write": "upsert"}
+    fields = RedisSinkOptions(
+        "fields", redis_server.url, mode="hash", key=("id",), durability="none", where="_op <> 'truncate'", **keyed
+    )
+    execute(database, "ALTER TABLE orders ADD COLUMN extra text")
+    options = captured(database, tmp_path)
+    options = replace(options, sinks=(options.sinks[0], copy_of(database, key=()), fields))
+    run_to_end(options)
+    for number in range(6):
+        statements = []
+        for _ in range(25):
+            key, large = chance.randrange(8), f"{LARGE} || {chance.randrange(1000)}"
+            values = [chance.choice((large, "NULL", "'short'")) for _ in range(2)]
+            statements.append(
+                chance.choices(
+                    [
+                        f"INSERT INTO orders VALUES ({key}, 1, {values[0]}, {values[1]}) ON CONFLICT DO NOTHING",
+                        f"UPDATE orders SET amount = {chance.randrange(99)} WHERE id = {key}",
+                        f"UPDATE orders SET note = {values[0]} WHERE id = {key}",
+                        f"UPDATE orders SET extra = {values[1]}, amount = NULL WHERE id = {key}",
+                        f"DELETE FROM orders WHERE id = {key}",
+                    ],
+                    [30, 30, 15, 15, 10],
+                )[0]
+            )
+        if number == 4:
+            statements.insert(chance.randrange(25), "DELETE FROM orders")
+            statements.insert(chance.randrange(25), "TRUNCATE orders")
+        execute(database, *statements)
+        run_to_end(options)
+        rows = query(database, "SELECT id, amount, note, extra FROM orders ORDER BY id")
+        assert query(database, "SELECT id, amount, note, extra FROM lake.orders ORDER BY id") == rows
+        if number < 4:
+            names = ("id", "amount", "note", "extra")
+            wanted = [{n: str(v) for n, v in zip(names, row, strict=True) if v is not None} for row in rows]
+            held = hashes(redis_server, "fields:*")
+            assert [held[key] for key in sorted(held)] == wanted
