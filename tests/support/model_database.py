@@ -129,7 +129,9 @@ class BinlogSide(Side):
             begin = "SET SESSION tx_isolation = 'READ-COMMITTED'"
         image = self._images.choice(("FULL", "FULL", "MINIMAL", "NOBLOB"))  # what the log has of rows
         return self._server.connect(
-            autocommit=autocommit, database="shop", init_command=f"{begin}, SESSION binlog_row_image = {image}"
+            autocommit=autocommit,
+            database="shop",
+            init_command=f"{begin}, SESSION binlog_row_image = {image}, SESSION lock_wait_timeout = 120",
         )
 
     def source(self, port: int = 0) -> SourceOptions:
