@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from firnline.cli.main import run_command
 from firnline.cli.run import Gap
 from firnline.errors import SourceGapError
 from firnline.history.snapshots import find_table, load_progress
@@ -293,3 +296,38 @@ def test_a_table_without_a_key_that_comes_later_is_read_once(database: str, tmp_
         execute(database, f"INSERT INTO events VALUES ({number})")
     run_to_end(options)
     assert [n for (n,) in delta_rows(tmp_path / "history", "n")] == [1, 2, 3, 4, 5]
+
+
+def test_the_command_asks_for_a_table_and_lists_how_far_it_is(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(database, 250)
+    run_to_end(captured(database, tmp_path))
+    (tmp_path / "firnline.yml").write_text(
+        f"""
+name: shop
+sources: {{db: {{type: postgres, dsn: "${{env:SHOP_DSN}}", tables: [orders]}}}}
+sinks:
+  - {{name: history, type: delta, table: {tmp_path}/history, input: db.orders}}
+  - {{name: current, type: delta, table: {tmp_path}/current, input: db.orders, write: upsert, key: [id]}}
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOP_DSN", database)
+
+    def answer(*words: str) -> Any:
+        capsys.readouterr()
+        assert run_command(["snapshot", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    [before] = answer()["tables"]
+    assert (before["table"], before["state"], before["rows"]) == ("public.orders", "done", 250)
+    assert not answer("--table", "orders", "--dry-run")["done"]
+    assert [one["state"] for one in answer()["tables"]] == ["done"]
+    assert answer("--table", "orders", "--empty", "--yes")["done"]
+    assert [one["state"] for one in answer()["tables"]] == ["asked"]
+    assert run_command(["snapshot", "--table", "nothing", "--yes"]) == 2
+    assert run_command(["snapshot", "--yes"]) == 2
+    capsys.readouterr()
+    assert run_command(["checkpoints", "--audit", "--json"]) == 0
+    assert [one["what"] for one in json.loads(capsys.readouterr().out)["audit"]] == ["snapshot"]

@@ -77,8 +77,8 @@ With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
   import-state, ledger-repair, gc, compact, discard, files-drop, files-reread,
-  quarantine-replay, quarantine-drop, and state-sweep, a run's own), from_epoch,
-  to_epoch, details, outcome (begun, done, failed), id, problem
+  snapshot, quarantine-replay, quarantine-drop, and state-sweep, a run's own),
+  from_epoch, to_epoch, details, outcome (begun, done, failed), id, problem
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 WHATS = (
     "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
     "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep", "files-drop",
-    "files-reread", "quarantine-replay", "quarantine-drop", "sinks-forget", "sinks-resume", "sinks-resync",
+    "files-reread", "snapshot", "quarantine-replay", "quarantine-drop", "sinks-forget", "sinks-resume", "sinks-resync",
     "dead-letters-retry", "dead-letters-drop", "position-set", "position-skip", "recover",
 )  # fmt: skip
 TRIES = 1000  # each is another record that was appended first

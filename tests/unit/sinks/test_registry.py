@@ -91,7 +91,7 @@ def test_an_upsert_without_a_key_takes_that_of_its_input(tmp_path: Path) -> None
     opened = options(tmp_path, write="upsert")
     [sink] = registry.open_sinks([(opened, context(tmp_path, input_key=("user", "window_start")))])
     assert sink.stage_target()["shape"]["key"] == ["user", "window_start"]
-    with pytest.raises(ConfigError, match="has no key"):
+    with pytest.raises(ConfigError, match="no column identifies a row"):
         registry.open_sinks([(opened, context(tmp_path))])
 
 
