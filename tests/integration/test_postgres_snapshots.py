@@ -330,4 +330,4 @@ sinks:
     assert run_command(["snapshot", "--yes"]) == 2
     capsys.readouterr()
     assert run_command(["checkpoints", "--audit", "--json"]) == 0
-    assert [one["what"] for one in json.loads(capsys.readouterr().out)["audit"]] == ["snapshot"]
+    assert {one["what"] for one in json.loads(capsys.readouterr().out)["audit"]} == {"snapshot"}
