@@ -331,3 +331,36 @@ sinks:
     capsys.readouterr()
     assert run_command(["checkpoints", "--audit", "--json"]) == 0
     assert {one["what"] for one in json.loads(capsys.readouterr().out)["audit"]} == {"snapshot"}
+
+
+def test_a_reader_of_tables_that_fails_in_any_way_is_tried_again(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no contract names, too: neither the rows nor the log wait for ever."""
+    execute(database, "CREATE TABLE plain (n int)", "INSERT INTO plain VALUES (1)")
+    fill(database, 250)
+    left = {"find_tables": 2, "read_chunk": 2, "read_whole": 1, "barrier": 1}
+
+    def failing(name: str) -> Any:
+        real = getattr(tables.PostgresTables, name)
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            if left[name]:
+                left[name] -= 1
+                raise EOFError("the connection is gone")
+            return real(*arguments, **more)
+
+        return call
+
+    for name in left:
+        monkeypatch.setattr(tables.PostgresTables, name, failing(name))
+    options = captured(database, tmp_path, tables=("orders", "plain"))
+    with Capturing(options):
+        wait_until(lambda: has_read_all(options))
+    assert not any(left.values())
+    run_to_end(options)
+    check_current(database, tmp_path)
+    assert {table: one.rows for table, one in position(options).snapshots.items()} == {
+        "public.orders": 250,
+        "public.plain": 1,
+    }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from firnline.clock import monotonic
-from firnline.errors import FirnlineError, SinkError, SourceError
+from firnline.errors import FirnlineError, SourceError
 from firnline.faults import fault_point
 from firnline.names import chunk_name
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
@@ -50,15 +50,21 @@ class Asked:
 
 
 @dataclass(slots=True)
-class _Cursor:
-    """Where the reading of a table goes on."""
+class _Tried:
+    """What is read, and tried again when it fails."""
 
-    state: TableSnapshot  # of the last chunk that was read
     barrier: Json = None
-    has_barrier: bool = False
     failures: int = 0
     not_before: float = 0.0
     error: FirnlineError | None = None
+
+
+@dataclass(slots=True)
+class _Cursor(_Tried):
+    """Where the reading of a table goes on."""
+
+    state: TableSnapshot = field(default_factory=lambda: TableSnapshot(""))  # of the last chunk that was read
+    has_barrier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +76,11 @@ class _Taken:
 
 
 @dataclass(slots=True)
-class _Whole:
+class _Whole(_Tried):
     """A table without a key, which is read whole: its begin and its chunks, once they are read."""
 
     begin: SnapshotBegin | None = None
     chunks: list[ChunkFile] = field(default_factory=list)
-    failures: int = 0
-    not_before: float = 0.0
-    barrier: Json = None
-    error: FirnlineError | None = None
 
 
 @dataclass(slots=True)
@@ -165,7 +167,7 @@ class SnapshotTaker:
                     or cursor.state.chunks < one.chunks
                 ):
                     shared.taken = [taken for taken in shared.taken if taken.file.snapshot != id_]
-                    shared.cursors[id_] = _Cursor(one)
+                    shared.cursors[id_] = _Cursor(state=one)
             shared.cursors = {id_: cursor for id_, cursor in shared.cursors.items() if id_ in running}
             shared.taken = [taken for taken in shared.taken if taken.file.snapshot in running]
             for one in position.snapshots.values():
@@ -278,25 +280,23 @@ class SnapshotTaker:
         """
         with self._news:
             shared = self._shared
-            failing = [one.error for one in shared.cursors.values() if one.error is not None]
-            failing += [one.error for one in shared.wholes.values() if one.error is not None]
-            error = shared.error or (failing[0] if failing else None)
+            error = self._find_error()
             if error is not None:
                 raise error
             if shared.tables is None or position.running or any(t not in position.snapshots for t in shared.wholes):
                 return False
         return not self.begins(position)
 
-    def troubles(self) -> dict[str, str]:
-        """Return why tables cannot be read now, by table."""
+    @property
+    def trouble(self) -> str | None:
+        """Why tables cannot be read now; None if they can."""
         with self._news:
-            shared, names = self._shared, self._names()
-            found = {
-                names[id_]: cursor.error.message
-                for id_, cursor in shared.cursors.items()
-                if cursor.error is not None and id_ in names
-            }
-            return found | ({"": shared.error.message} if shared.error is not None else {})
+            error = self._find_error()
+            return f"tables cannot be read: {error.message}" if error is not None else None
+
+    def _find_error(self) -> FirnlineError | None:
+        tried: list[_Tried] = [*self._shared.cursors.values(), *self._shared.wholes.values()]
+        return self._shared.error or next((one.error for one in tried if one.error is not None), None)
 
     def _names(self) -> dict[str, str]:
         position = self._shared.position
@@ -320,27 +320,32 @@ class SnapshotTaker:
 
     def _look(self) -> bool:
         """Look which tables there are, and make the log have the changes of those that are new."""
+        wholes: list[str] = []
         try:
             self._check_holder()
             tables = {table.name: table for table in self._reader.find_tables()}
             with self._news:
                 known = self._shared.tables
-                self._find_wholes([tables[name] for name in tables.keys() - (known or {}).keys()])
+                wholes = self._find_wholes([tables[name] for name in tables.keys() - (known or {}).keys()])
             if known is None or tables.keys() - known.keys():
                 self._reader.prepare(list(tables))
-        except FirnlineError as error:
-            self._note_error(error)
+        except Exception as error:  # whatever a client library raises: the log must not wait for ever
+            failure = _as_failure(error)
             with self._news:
-                self._shared.has_looked = True
+                if self._shared.error is None:
+                    logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(failure)})
+                self._shared.error, self._shared.has_looked = failure, True
+                for name in wholes:  # the log does not have their changes yet
+                    self._shared.wholes.pop(name, None)
             return False
         with self._news:
             self._shared.tables, self._shared.error, self._shared.has_looked = tables, None, True
             self._news.notify_all()
         return True
 
-    def _find_wholes(self, new: Sequence[TableFacts]) -> None:
+    def _find_wholes(self, new: Sequence[TableFacts]) -> list[str]:
         """Take note of new tables without a key. From now on the log waits, until they are read."""
-        position = self._shared.position
+        position, found = self._shared.position, []
         for table in new:
             if table.key or self._mode == "never" or position is None or table.name in position.snapshots:
                 continue
@@ -351,12 +356,8 @@ class SnapshotTaker:
                 )
                 continue
             self._shared.wholes[table.name] = _Whole()
-
-    def _note_error(self, error: FirnlineError) -> None:
-        with self._news:
-            if self._shared.error is None:
-                logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(error)})
-            self._shared.error = error
+            found.append(table.name)
+        return found
 
     def _read_next(self) -> bool:
         """Read the next chunk of the first table that has one; returns whether there was one."""
@@ -381,14 +382,12 @@ class SnapshotTaker:
         table, cursor = chosen
         try:
             self._check_holder()
-            return self._read(table, cursor, position)
-        except (SourceError, SinkError) as error:
+            self._read(table, cursor, position)
+        except Exception as error:  # whatever a client library raises
             self._put_off(table, cursor, error)
-        except OSError as error:
-            self._put_off(table, cursor, SourceError(f"the chunk cannot be written: {error}"))
-        except FirnlineError as error:
             with self._news:
-                cursor.error, cursor.not_before = error, monotonic() + LONGEST_PAUSE_SECONDS
+                if cursor.state.id in shared.cursors:  # others first
+                    shared.cursors[cursor.state.id] = shared.cursors.pop(cursor.state.id)
         return True
 
     def _read_whole(self) -> bool:
@@ -416,16 +415,8 @@ class SnapshotTaker:
         except TableGoneError:
             with self._news:
                 self._shared.wholes.pop(table, None)
-        except (FirnlineError, OSError) as error:
-            whole.failures += 1
-            failure = (
-                error if isinstance(error, FirnlineError) else SourceError(f"the chunk cannot be written: {error}")
-            )
-            if whole.error is None:
-                facts = {"source": self._name, "table": table, "reason": str(failure)}
-                logger.warning("table cannot be read, trying again", extra=facts)
-            with self._news:
-                whole.error, whole.not_before = failure, monotonic() + _pause(whole.failures)
+        except Exception as error:
+            self._put_off(table, whole, error)
         return True
 
     def _keep_whole(self, table: str, whole: _Whole, chunks: Iterator[Chunk], serial: int) -> None:
@@ -450,16 +441,17 @@ class SnapshotTaker:
             if (state := states.get(one.file.table)) is None or one.file.number > state.chunks
         )
 
-    def _put_off(self, table: str, cursor: _Cursor, error: FirnlineError) -> None:
-        cursor.failures += 1
-        if cursor.error is None:
-            facts = {"source": self._name, "table": table, "reason": str(error)}
+    def _put_off(self, table: str, one: _Tried, error: Exception) -> None:
+        """Take note of a failure; the table is tried again after a pause."""
+        failure = _as_failure(error)
+        if one.error is None:
+            facts = {"source": self._name, "table": table, "reason": str(failure)}
             logger.warning("table cannot be read, trying again", extra=facts)
         with self._news:
-            cursor.error, cursor.not_before = error, monotonic() + _pause(cursor.failures)
-            self._shared.cursors[cursor.state.id] = self._shared.cursors.pop(cursor.state.id, cursor)  # others first
+            one.failures += 1
+            one.error, one.not_before = failure, monotonic() + _pause(one.failures)
 
-    def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> bool:
+    def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> None:
         state = cursor.state
         if state.after is None and not cursor.has_barrier:
             cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
@@ -471,7 +463,7 @@ class SnapshotTaker:
             chunk = Chunk(b"", b"", 0, (), state.after, True, None, position.place)
         if chunk is None:
             self._put_off_barrier(table, cursor)
-            return True
+            return
         file = self._write(table, state, chunk)
         reached = self._spooler.wait_for(chunk.high)
         with self._news:
@@ -480,7 +472,6 @@ class SnapshotTaker:
                 rows = state.rows + chunk.rows
                 cursor.state = replace(state, after=chunk.last, chunks=file.number, rows=rows, done=chunk.is_last)
                 self._shared.taken.append(_Taken(file, reached))
-        return True
 
     def _put_off_barrier(self, table: str, cursor: _Cursor) -> None:
         if not cursor.failures:
@@ -511,6 +502,15 @@ class SnapshotTaker:
             len(data),
             checksum,
         )
+
+
+def _as_failure(error: Exception) -> FirnlineError:
+    """Return a failure as an error of ours."""
+    if isinstance(error, FirnlineError):
+        return error
+    failure = SourceError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _pause(failures: int) -> float:

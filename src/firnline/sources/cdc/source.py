@@ -432,7 +432,8 @@ class LogSource(Source):
         return self.measure(LogPosition.from_json(position, self.kind).place)
 
     def unreachable(self) -> str | None:
-        return self._spooler.lost if self._spooler is not None else None
+        lost = self._spooler.lost if self._spooler is not None else None
+        return lost or (self._taker.trouble if self._taker is not None else None)
 
     # -- what people ask for --------------------------------------------------------------------------
 
