@@ -38,7 +38,7 @@ _TABLE = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
 
 _COLUMNS = """
-    SELECT a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL) FROM pg_attribute a
+    SELECT a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (%s) ORDER BY a.attnum"""
 
 _ALL_COLUMNS = """
@@ -141,6 +141,8 @@ class PostgresTables(TableReader):
         content = b"".join(parts)
         last = described.last_key(content) if parts else after
         is_last = len(parts) < limit and not is_cut
+        if parts and last == after:
+            raise ConfigError(f"{self._server.place}: the key of {table} does not order its rows")
         high = self._find_end(db)
         return Chunk(described.context(), content, len(parts), described.key, last, is_last, snapshot, high)
 
