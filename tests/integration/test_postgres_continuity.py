@@ -14,6 +14,7 @@ import pytest
 from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.cdc.options import SpoolOptions
 from tests.support.captured import ORDERS, captured, check_current, execute, history, query
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.postgres import PostgresServer, running_postgres
@@ -49,9 +50,9 @@ def insert(dsn: str, *ids: int) -> None:
     execute(dsn, *[f"INSERT INTO orders VALUES ({number}, 1, 'x')" for number in ids])
 
 
-def begin(server: PostgresServer, lake: Path) -> PipelineOptions:
+def begin(server: PostgresServer, lake: Path, **source: Any) -> PipelineOptions:
     """A pipeline that has read one transaction."""
-    options = captured(server.dsn, lake)
+    options = captured(server.dsn, lake, **source)
     run_to_end(options)
     insert(server.dsn, 1)
     run_to_end(options)
@@ -215,7 +216,7 @@ def test_spool_files_that_a_rollback_needs_are_damaged(
     server: PostgresServer, tmp_path: Path, damage: str, forgot: bool
 ) -> None:
     """The server sends its log once more, if it has it. If not, the run stops before a row is missing, and says why."""
-    options = begin(server, tmp_path)
+    options = begin(server, tmp_path, spool=SpoolOptions(keep="durable" if forgot else "cache"))
     back = open_pipeline(options).load().epoch
     for number in range(2, 6):
         insert(server.dsn, number)

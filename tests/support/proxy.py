@@ -196,7 +196,8 @@ class _Connection:
             while data := self._client.recv(PIECE):
                 self._proxy._saw_request(self, data)
                 self._server.sendall(data)
-            self._server.shutdown(socket.SHUT_WR)
+            if not self._is_reset:
+                self._server.shutdown(socket.SHUT_WR)
 
     def _pass_answers(self) -> None:
         with contextlib.suppress(OSError):
@@ -205,7 +206,8 @@ class _Connection:
                 if rule is not None and not self._treat(rule):
                     continue
                 self._client.sendall(data)
-            self._client.shutdown(socket.SHUT_WR)
+            if not self._is_reset:  # else the client would see an end instead of a reset
+                self._client.shutdown(socket.SHUT_WR)
         if not self._is_reset:
             for end in (self._client, self._server):
                 with contextlib.suppress(OSError):

@@ -142,6 +142,9 @@ def check_owner(pipeline: OpenPipeline, sink: Sink, decided: Head) -> Head:
     if held.checkpoint is None or held.entry is None:
         return held
     owner, ours = held.checkpoint.deciding.get("table"), pipeline.deciding.identity.get("table")
+    if ours is None:  # another run may have created the table since we looked
+        pipeline.deciding.load()
+        ours = pipeline.deciding.identity.get("table")
     # A table's first checkpoint does not name the table: then our ledger has that epoch, or the epoch is not ours.
     known = _known(sink, decided)
     if known is not None and owner in known.former:
