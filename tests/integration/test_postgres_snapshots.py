@@ -364,3 +364,29 @@ def test_a_reader_of_tables_that_fails_in_any_way_is_tried_again(
         "public.orders": 250,
         "public.plain": 1,
     }
+
+
+@pytest.mark.parametrize("mode", ["initial", "always"])
+def test_a_request_for_some_rows_never_takes_the_place_of_all_rows(database: str, tmp_path: Path, mode: str) -> None:
+    fill(database, 250)
+    options = captured(database, tmp_path, snapshot=mode)
+    run_to_end(options)
+    ask(options, "orders", where="id <= 5")
+    ask(options, "orders", where="id <= 7")
+    if mode == "initial":
+        ask(options, "orders")
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 250 + 250 + 5 + 7}
+    assert open_pipeline(options).requests.load() == []
+
+
+def test_a_table_is_emptied_in_the_envelope_too(database: str, tmp_path: Path) -> None:
+    fill(database, 5)
+    options = captured(database, tmp_path)
+    options = replace(options, sinks=(DeltaSinkOptions("all", str(tmp_path / "all"), input="db"),))
+    run_to_end(options)
+    ask(options, "orders", empties=True)
+    run_to_end(options)
+    rows = delta_rows(tmp_path / "all", "_op", "_table", "after")
+    assert Counter(op for op, _, _ in rows) == {"read": 10, "truncate": 1}
+    assert [after for op, _, after in rows if op == "truncate"] == [None]

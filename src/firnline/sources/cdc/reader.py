@@ -260,7 +260,9 @@ class LogReader(SplitReader):
         parts: list[pa.RecordBatch] = []
         for changes in decoded.changes:
             is_row = pa.array(~np.isin(changes.ops, (Op.DELETE, Op.TRUNCATE)))
-            after = pc.if_else(is_row, json_texts(changes.rows.to_struct_array()), pa.scalar(None, pa.string()))
+            after = pa.nulls(len(changes.ops), pa.string())
+            if changes.schema.columns:  # a table that is emptied before it is read again has none
+                after = pc.if_else(is_row, json_texts(changes.rows.to_struct_array()), after)
             before = _before_texts(changes)
             missing = _missing(changes, {})
             columns = {

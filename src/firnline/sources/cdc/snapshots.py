@@ -209,9 +209,11 @@ class SnapshotTaker:
                 if is_new or (self._mode == "always" and (known is None or known.id not in shared.made)):
                     chosen[table.name] = None
             answered = {one.request for one in position.snapshots.values()}
-            for asked in shared.asked.values():
+            for asked in sorted(shared.asked.values(), key=lambda one: bool(one.where)):
                 if asked.request in answered or asked.table not in shared.tables:
                     continue
+                if asked.where and (asked.table in position.running or asked.table in chosen):
+                    continue  # some rows never take the place of all: they are read afterwards
                 if shared.tables[asked.table].key:
                     chosen[asked.table] = asked
                 elif asked.request not in shared.refused:

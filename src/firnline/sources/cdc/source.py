@@ -566,6 +566,8 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
         else:
             place, spool = one.end.place, one.number
             files.append(one.name)
+            if one.gap:  # what a snapshot saw before it says nothing of the log behind it
+                snapshots = {table: replace(state, sees=None, high=None) for table, state in snapshots.items()}
             for table in known.running if one.gap else record.get("moved", ()):
                 if table in known.running:
                     begun = snapshots[table]
