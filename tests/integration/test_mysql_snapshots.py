@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from firnline.options import BatchOptions, PipelineOptions
-from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots, spooling
-from firnline.sources.cdc.position import LogPosition
 from firnline.sources.mysql.options import MySqlSourceOptions
-from tests.support.captured import Capturing, delta_rows, history, wait_until
+from tests.support.captured import Capturing, delta_rows, has_read_all, history, position, wait_until
 from tests.support.kills import kill
 from tests.support.mysql import BinlogServer, running_mysql
 from tests.support.pipelines import run_once, run_to_end
@@ -79,16 +77,6 @@ def writing(server: BinlogServer) -> Iterator[None]:
         stop.set()
         thread.join()
     assert not failures
-
-
-def position(options: PipelineOptions) -> LogPosition:
-    checkpoint = open_pipeline(options).load().checkpoint
-    return LogPosition.from_json(checkpoint.positions["db"], "mysql") if checkpoint else LogPosition("mysql", "")
-
-
-def has_read_all(options: PipelineOptions) -> bool:
-    found = position(options)
-    return bool(found.snapshots) and not found.running
 
 
 def check_current(server: BinlogServer, folder: Path) -> None:

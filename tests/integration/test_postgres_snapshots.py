@@ -24,7 +24,6 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
-from firnline.sources.cdc.position import LogPosition
 from firnline.sources.postgres import tables
 from firnline.testing.local import LocalEngine
 from tests.support.captured import (
@@ -34,7 +33,9 @@ from tests.support.captured import (
     check_current,
     delta_rows,
     execute,
+    has_read_all,
     history,
+    position,
     query,
     wait_until,
 )
@@ -46,16 +47,6 @@ def database(postgres: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(snapshots, "CHUNK_ROWS", 100)
     execute(postgres, ORDERS)
     return postgres
-
-
-def position(options: PipelineOptions) -> LogPosition:
-    checkpoint = open_pipeline(options).load().checkpoint
-    return LogPosition.from_json(checkpoint.positions["db"], "postgres") if checkpoint else LogPosition("postgres", "")
-
-
-def has_read_all(options: PipelineOptions) -> bool:
-    found = position(options)
-    return bool(found.snapshots) and not found.running
 
 
 def fill(dsn: str, rows: int) -> None:

@@ -17,6 +17,7 @@ from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner, RunResult
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.cdc.position import LogPosition
 from firnline.sources.postgres.options import PostgresSourceOptions
 from firnline.testing.local import LocalEngine
 
@@ -50,6 +51,18 @@ def captured(dsn: str, folder: Path, *, rollback_window: int = 64, **source: Any
         batch=BatchOptions(max_events=1000),
         checkpoint=CheckpointOptions(rollback_window=rollback_window),
     )
+
+
+def position(options: PipelineOptions) -> LogPosition:
+    """Where the one source of a pipeline stands."""
+    kind, checkpoint = options.sources[0].type, open_pipeline(options).load().checkpoint
+    return LogPosition.from_json(checkpoint.positions["db"], kind) if checkpoint else LogPosition(kind, "")
+
+
+def has_read_all(options: PipelineOptions) -> bool:
+    """Whether the rows of all tables have been read that were there before."""
+    found = position(options)
+    return bool(found.snapshots) and not found.running
 
 
 def delta_rows(path: Path, *columns: str) -> list[Row]:

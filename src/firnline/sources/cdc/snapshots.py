@@ -240,7 +240,7 @@ class SnapshotTaker:
             waits = any(table not in position.snapshots for table in self._shared.wholes)
             return waits or not self._shared.has_looked
 
-    def wholes(self, position: LogPosition, begins: Sequence[SnapshotBegin]) -> list[ChunkFile]:
+    def wholes(self, begins: Sequence[SnapshotBegin]) -> list[ChunkFile]:
         """Return the chunks of the tables without a key that the next epoch begins and reads whole."""
         begun = {one.table for one in begins}
         with self._news:

@@ -137,6 +137,7 @@ class LogSource(Source):
         """Return whether the server surely has its log from a place on."""
         return False
 
+    @abstractmethod
     def read_key(self, table: str) -> tuple[str, ...] | None:
         """Return the columns that identify a row of a table in the log, as the server's catalogue has them now; none if
         it has no key, None if there is no such table.
@@ -144,7 +145,6 @@ class LogSource(Source):
         Raises:
             SourceError: the server does not answer.
         """
-        raise NotImplementedError
 
     # -- positions ------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ class LogSource(Source):
         chunks = [one for one in taker.ready(known, end) if one.table not in anew]
         if any(file.gap for file in files):  # chunks that were read before it miss changes
             chunks = []
-        return [*begins, *taker.passed(known), *taker.wholes(known, begins), *_take_chunks(chunks, limits), *files]
+        return [*begins, *taker.passed(known), *taker.wholes(begins), *_take_chunks(chunks, limits), *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
         """Return whether a run with `once` has read everything."""

@@ -300,10 +300,7 @@ class PostgresStream(LogStream):
             while self._kept is None and size < max_bytes:
                 count, data = get(1)
                 if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
-                    if count > 0:
-                        self._kept = bytes(data)
-                    elif count == -1:
-                        raise self._refused(self._open_connection(), "the server ended the stream")
+                    self._end_rows(count, data)
                     break
                 name = bytes(data[m.DATA_HEADER + 1 : m.DATA_HEADER + 5])
                 if name != relation:
@@ -329,13 +326,17 @@ class PostgresStream(LogStream):
             for _ in range(PASSED_ROWS):
                 count, data = get(1)
                 if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
-                    if count > 0:
-                        self._kept = bytes(data)
-                    elif count == -1:
-                        raise self._refused(self._open_connection(), "the server ended the stream")
+                    self._end_rows(count, data)
                     break
         except psycopg.Error as error:
             raise self._server.translate(error) from error
+
+    def _end_rows(self, count: int, data: memoryview) -> None:
+        """Keep the message that ends rows for `_next`; none may have come yet."""
+        if count > 0:
+            self._kept = bytes(data)
+        elif count == -1:
+            raise self._refused(self._open_connection(), "the server ended the stream")
 
     def _is_captured(self, relation: bytes) -> bool:
         """Return whether the table of a row is captured. Rows outside of a transaction are none of ours."""
