@@ -1,10 +1,12 @@
-"""Processes: the identity of this one, whether another is alive, and calls that may hang or fail in any way."""
+"""Processes: who this one is, whether another is alive, a flag for signal handlers, and calls that may hang or fail."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import math
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable
@@ -91,6 +93,33 @@ def _start_ticks(pid: int) -> str | None:
     except OSError:
         return None
     return "" if len(fields) < 20 or fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+class StopFlag:
+    """A flag that a signal handler sets and one thread waits for.
+
+    An Event would not do: a handler that interrupts the waiting thread could wait for a lock which that thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        """Whether the flag is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Set the flag and wake the thread that waits. May be called from a signal handler, and more than once."""
+        self._set = True
+        self._wake.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the given time, or until the flag is set; returns whether it is set."""
+        if not self._set:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=seconds)
+        return self._set
 
 
 _T = TypeVar("_T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,8 +13,7 @@ from cyclopts.validators import Number
 
 from firnline.cli import logs
 from firnline.cli.common import Common, Duration, Flag, Metrics, MoreTables, Tables, named_tables
-from firnline.cli.output import count_text, say
-from firnline.cli.text import safe
+from firnline.cli.output import count_text, say, say_from_handler
 from firnline.clock import monotonic
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def committer(
                 for uri, report in reports.items():
                     common.out.line(f"{uri}: {_summary(report)}")
             return 0
-        with stop_on_signals(service.stop, lambda: _say("stopping after this round"), lambda: None):
+        with stop_on_signals(service.stop, lambda: say_from_handler(_dated("stopping after this round")), lambda: None):
             service.run()
     common.out.line("stopped cleanly")
     return 0
@@ -152,8 +150,9 @@ def _observer(serve: Metrics) -> Iterator[CommitterObserver]:
 
 
 def _say(text: str) -> None:
-    if logs.is_json():
-        say(text)
-        return
-    sys.stderr.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {safe(text)}\n")
-    sys.stderr.flush()
+    say(_dated(text))
+
+
+def _dated(text: str) -> str:
+    """Put the time before a line, except in JSON, which has a field for it."""
+    return text if logs.is_json() else f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}"

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from firnline.cli import logs
-from firnline.cli.output import say, size_text
+from firnline.cli.output import say, say_from_handler, size_text
 from firnline.cli.text import safe
 from firnline.clock import monotonic
+from firnline.process import StopFlag
 
 EXIT_AT_ONCE = 130
 EXIT_TERMINATED = 128 + signal.SIGTERM
-
-
-class StopFlag:
-    """A flag that a signal handler sets and one thread waits for.
-
-    An Event would not do: a handler that interrupts the waiting thread could wait for a lock which that thread holds.
-    """
-
-    def __init__(self) -> None:
-        self._set = False
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        self._set = True
-        self._wake.put(None)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the given time, or until the flag is set; returns whether it is set."""
-        if not self._set:
-            with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=seconds)
-        return self._set
 
 
 class StopSignals:
@@ -95,7 +72,7 @@ class LongTask:
     """Shows the progress of a long task, and whether it should stop."""
 
     def __init__(self) -> None:
-        self._stop = threading.Event()
+        self._stop = StopFlag()
         self._shown_at = 0.0
         self._live = sys.stderr.isatty() and not logs.is_json()
 
@@ -128,7 +105,7 @@ class LongTask:
 
 
 def _say_stopping() -> None:
-    say("stopping after this step")
+    say_from_handler("stopping after this step")
 
 
 @contextlib.contextmanager

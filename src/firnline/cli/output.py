@@ -19,6 +19,7 @@ from firnline.cli.table import Column, lay_out
 from firnline.cli.text import safe, shorten, shown, text_width
 from firnline.errors import FirnlineError
 
+STDERR = 2  # the file descriptor
 MAX_FACT = 300  # characters of one fact of a log record
 MAX_REASON = 200  # characters of the reason why a file is set aside
 NAMES_SHOWN = 3  # files that are named; the command that lists all of them follows
@@ -193,8 +194,17 @@ class FactsHandler(logging.Handler):
 
 def say(text: str) -> None:
     """Write a line about progress to stderr."""
-    sys.stderr.write((logs.json_line("info", text) if logs.is_json() else safe(text)) + "\n")
+    sys.stderr.write(_line(text))
     sys.stderr.flush()
+
+
+def say_from_handler(text: str) -> None:
+    """Write a line from a signal handler: past the stream, whose lock the interrupted code may hold."""
+    os.write(STDERR, _line(text).encode())
+
+
+def _line(text: str) -> str:
+    return (logs.json_line("info", text) if logs.is_json() else safe(text)) + "\n"
 
 
 def print_failure(error: BaseException, *, debug: bool, stream: IO[str] | None = None) -> None:

@@ -206,9 +206,10 @@ def _run(
     strict_store: bool, gap: Gap,
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
-    from firnline.cli.long_task import StopFlag, stop_on_signals
+    from firnline.cli.long_task import stop_on_signals
     from firnline.cli.run_report import RunTotals, logging_to, open_display, open_reporter, spark_start
     from firnline.jobs.spark import SparkEngine
+    from firnline.process import StopFlag
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner, RunResult

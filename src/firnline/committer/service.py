@@ -8,7 +8,6 @@ the second one takes over. The log refuses a former holder that wakes up later.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.committer.committer import Committer, CycleReport
 from firnline.errors import DamagedError, FencedError, FirnlineError, SinkError
 from firnline.names import COMMITTER
-from firnline.process import has_exited, this_process
+from firnline.process import StopFlag, has_exited, this_process
 from firnline.sinks.delta.table import Table
 from firnline.storage import Storage, normalise, open_storage
 from firnline.types import Clock, Json
@@ -137,7 +136,7 @@ class CommitterService:
     ) -> None:
         self._observer = observer or CommitterObserver()
         self._poll = poll_interval_secs
-        self._stop = threading.Event()
+        self._stop = StopFlag()
         takeover = takeover_seconds or max(MIN_TAKEOVER_SECONDS, 3 * poll_interval_secs)
         self._served = []
         for ref in tables:

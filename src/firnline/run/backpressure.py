@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from firnline.errors import FirnlineError
+from firnline.process import StopFlag
 from firnline.sinks.base import Sink
 from firnline.sources.base import Backlog
 
@@ -33,7 +34,7 @@ class Backpressure:
         self._sinks = sinks
         self._on_full = on_full
         self._on_paused = on_paused
-        self._stopping = threading.Event()
+        self._stopping = StopFlag()  # a signal handler sets it
         self._going = threading.Event()  # cleared while the run is paused
         self._going.set()
         self._is_full = False  # the last value passed to `on_full`
@@ -64,7 +65,7 @@ class Backpressure:
         return True
 
     def stop(self) -> None:
-        """End every wait and all planning."""
+        """End every wait and all planning. May be called from a signal handler."""
         self._stopping.set()
 
     def wait(self) -> bool:

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from firnline.cli import control
-from firnline.cli.long_task import StopFlag
 from firnline.cli.main import run_command
 from firnline.cli.run_report import RunReporter, RunTotals
 from firnline.errors import ConfigError, ControlError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, StoreOptions
+from firnline.process import StopFlag
 from firnline.run.control import ask
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.standby import check_standby, holding_lease
@@ -417,14 +417,6 @@ def test_a_signal_ends_a_standby_which_has_not_started_spark(
         assert standby.wait().exit_code == 0
         assert "stopped while standing by; nothing was run" in standby.log()
         assert "starting Spark" not in standby.log()
-
-
-def test_a_stop_flag_wakes_whoever_waits() -> None:
-    flag = StopFlag()
-    assert not flag.wait(0.0)
-    flag.set()
-    assert flag.wait(60)
-    assert flag.wait(60)
 
 
 # -- who listens --------------------------------------------------------------------------------------
