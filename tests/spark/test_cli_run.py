@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ class Command:
         assert text in self.err
 
     def wait(self) -> int:
-        return self.process.wait(SECONDS)
+        try:
+            return self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGQUIT)  # the JVM writes its stacks to stdout
+            time.sleep(5)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise AssertionError(f"the command hangs:\n{self.err}\n{self.out}") from None
 
     def is_gone(self) -> bool:
         """Whether nothing of the session is left, the JVM included."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
+import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -476,7 +478,10 @@ class Display(Protocol):
 def open_display(totals: RunTotals) -> Iterator[Display]:
     """Open a live display if stderr is a terminal, dated lines otherwise; JSON if the log format is."""
     # A stream of its own: while Spark starts, file descriptor 2 is redirected to hide the JVM's greeting.
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream:
+    with (
+        os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace") as stream,
+        _stacks_on_request(stream),
+    ):
         if logs.is_json():
             yield JsonLines(stream)
         elif stream.isatty() and os.environ.get("TERM") != "dumb":
@@ -484,6 +489,16 @@ def open_display(totals: RunTotals) -> Iterator[Display]:
                 yield live
         else:
             yield Lines(stream)
+
+
+@contextlib.contextmanager
+def _stacks_on_request(stream: IO[str]) -> Iterator[None]:
+    """Write what every thread does on SIGQUIT, and go on: so a run that seems to hang tells where."""
+    faulthandler.register(signal.SIGQUIT, file=stream)
+    try:
+        yield
+    finally:
+        faulthandler.unregister(signal.SIGQUIT)
 
 
 def open_reporter(display: Display, *, attempts: int, words: tuple[str, str]) -> RunReporter:

@@ -340,6 +340,8 @@ def test_a_signal_is_heard_while_the_store_hangs(tmp_path: Path, options: Pipeli
         ):
             plain.wait_for("running without a lease")
             standby.wait_for("standing by: the checkpoint store does not answer: no answer for 5 s")
+            standby.signal(signal.SIGQUIT)
+            standby.wait_for("Current thread 0x")  # the stacks, and it goes on
             standby.signal(signal.SIGTERM)
             assert standby.wait().exit_code == 0
             assert "stopped while standing by; nothing was run" in standby.log()
