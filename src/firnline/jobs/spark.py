@@ -26,6 +26,7 @@ from firnline.errors import (
 )
 from firnline.jobs.class_archive import find_archive
 from firnline.jobs.engine import SqlJob
+from firnline.process import HungError, TimedCalls
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ START_HINT = (
 KEPT_LINES, MAX_LINE = 200, 8192  # of the JVM's output
 WORDS, MAX_REASON = 3, 400  # lines and characters of it in a message
 DRAIN_SECONDS = 5.0
+STOP_SECONDS = 30.0  # for Spark to stop; a JVM ends with its parent in any case
 # Lines that explain no failure: frames of a stack trace, and what Spark and the JVM say at any start.
 _NOISE = re.compile(
     r"\s+at |\s*\.\.\. \d+ more|WARNING: |Using Spark's default|Setting default log level|To adjust log"
@@ -399,12 +401,16 @@ class SparkEngine:
         SparkContext._jvm = None
 
     def stop(self) -> None:
-        """Stop Spark, if it was started. Waits for no start that is under way; a dead JVM is no error."""
+        """Stop Spark, if it was started. Waits for no start that is under way; a dead or hanging JVM is no error."""
         with self._lock:
             starting, self._starting = self._starting, None
         if self._session is not None:
-            with contextlib.suppress(Exception):
-                self._session.stop()
+            try:
+                TimedCalls(STOP_SECONDS, "firnline spark stop").call(self._session.stop)
+            except HungError as error:
+                logger.warning("spark does not stop", extra={"reason": str(error)})
+            except Exception as error:
+                logger.debug("spark did not stop cleanly", extra={"reason": first_line(error)})
             self._session = None
         elif starting is not None:
             starting.add_done_callback(_stop_started)

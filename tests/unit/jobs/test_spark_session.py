@@ -128,6 +128,19 @@ def test_a_stop_waits_for_no_start_and_ends_the_session_that_comes_of_it(starts:
     assert starts.stopped.wait(WAIT)
 
 
+def test_a_jvm_that_hangs_does_not_hold_the_end_of_a_run(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("firnline.jobs.spark.STOP_SECONDS", 0.01)
+    starts.may_end.set()
+    engine = SparkEngine("p", {})
+    ended = threading.Event()
+    monkeypatch.setattr(engine.session, "stop", lambda: ended.wait(WAIT))
+    engine.stop()
+    ended.set()
+    assert "spark does not stop" in caplog.text
+
+
 def test_a_failed_job_keeps_the_session_and_a_dead_jvm_is_replaced(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
