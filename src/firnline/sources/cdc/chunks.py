@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.sources.cdc.log import Changes, ChunkRows, Op
+from firnline.sources.cdc.log import Changes, ChunkRows, Op, TableSchema
 from firnline.types import Json
 
 Flags = npt.NDArray[np.bool_]
@@ -35,6 +35,7 @@ class SnapshotBegin:
     # Of a table without a key, which is read whole in this epoch: what its snapshot sees, and where the log was then.
     sees: Json = None
     high: Json = None
+    identity: str = ""  # of the table, as in `TableFacts`
 
     @property
     def path(self) -> str:
@@ -43,7 +44,7 @@ class SnapshotBegin:
     def to_json(self) -> dict[str, Json]:
         begins = {"table": self.table, "snapshot": self.snapshot, "estimate": self.estimate, "where": self.where}
         more = {"request": self.request, "empties": self.empties, "sees": self.sees, "high": self.high}
-        return {"path": self.path, "begins": {**begins, **more}}
+        return {"path": self.path, "begins": {**begins, **more, "identity": self.identity}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> SnapshotBegin:
@@ -57,6 +58,7 @@ class SnapshotBegin:
             bool(begins["empties"]),
             begins["sees"],
             begins["high"],
+            str(begins.get("identity", "")),
         )
 
 
@@ -93,6 +95,7 @@ class ChunkFile:
     size_bytes: int
     checksum: str
     window: tuple[str, ...] = ()  # spool files that epochs before gave on, in order
+    order: Json = None  # as in `Chunk`
 
     def to_json(self) -> dict[str, Json]:
         chunk = {
@@ -107,6 +110,7 @@ class ChunkFile:
             "high": self.high,
             "rows": self.rows,
             "window": list(self.window),
+            "order": self.order,
         }
         return {"path": self.name, "size_bytes": self.size_bytes, "checksum": self.checksum, "chunk": chunk}
 
@@ -128,6 +132,7 @@ class ChunkFile:
             int(value["size_bytes"]),
             str(value["checksum"]),
             tuple(chunk["window"]),
+            chunk.get("order"),
         )
 
     def under(self, window: Sequence[str]) -> ChunkFile:
@@ -140,13 +145,17 @@ def find_again(chunk: ChunkRows, window: Iterable[Changes]) -> str:
 
     `window` has changes of the chunk's table that its snapshot does not surely see.
     """
-    shape = [(column.name, column.type) for column in chunk.schema.columns]
+    shape = _shape(chunk.schema)
     for changes in window:
-        if [(column.name, column.type) for column in changes.schema.columns] != shape:
+        if _shape(changes.schema) != shape:
             return "the table was changed meanwhile"
         if has_partial_inserts(changes):
             return "a row moved to another key meanwhile, and the log does not have all of its values"
     return ""
+
+
+def _shape(schema: TableSchema) -> list[tuple[str, pa.DataType, bool]]:
+    return [(column.name, column.type, column.is_key) for column in schema.columns]
 
 
 def has_partial_inserts(changes: Changes) -> bool:

@@ -167,6 +167,7 @@ class TableFacts:
     name: str  # schema.table (PostgreSQL) or database.table (MySQL)
     key: tuple[str, ...]  # columns by which changes name a row, unique and never null; empty: there are none
     rows: int  # the server's own estimate
+    identity: str = ""  # another table that takes the name has another one; empty: the server does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class Chunk:
     is_last: bool  # the table has no rows behind it
     sees: Json  # which transactions the snapshot surely sees, for `LogDecoder.sees`
     high: Json  # a place as of `LogStream.end_position`: every transaction that the snapshot sees lies before it
+    identity: str = ""  # of the table, as in `TableFacts`, in this snapshot
+    order: Json = None  # what gives the rows their order: columns, types, collations. `last` has no meaning without
 
 
 class TableReader(ABC):
@@ -211,14 +214,26 @@ class TableReader(ABC):
         `place`, and every one that may have changed a table before `prepare` took effect."""
 
     @abstractmethod
-    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+    def find_end(self) -> Json:
+        """Return a place as `Chunk.high`: every transaction that ended before this call lies before it.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+
+    @abstractmethod
+    def read_chunk(
+        self, table: str, after: Json, limit: int, *, order: Json = None, barrier: Json = None, where: str = ""
+    ) -> Chunk | None:
         """Read up to `limit` rows behind the key `after` (None: from the first row on).
 
-        Each call sees at least what the calls before it saw. `where` is a condition in SQL that a person gave. Returns
-        None if the snapshot does not see everything of `barrier` yet; the caller tries again.
+        Each call sees at least what the calls before it saw. `order` is that of the chunk which ended with `after`.
+        `where` is a condition in SQL that a person gave. Returns None if the snapshot does not see everything of
+        `barrier` yet; the caller tries again.
 
         Raises:
             TableGoneError: there is no such table any more.
+            TableChangedError: the rows have another order now, so that none lies behind `after`.
             SourceError: it cannot be read now.
         """
 
@@ -237,6 +252,10 @@ class TableReader(ABC):
 
 class TableGoneError(Exception):
     """A table does not exist any more. For the reading of tables only, never for people."""
+
+
+class TableChangedError(Exception):
+    """The rows of a table have another order than before. For the reading of tables only, never for people."""
 
 
 # -- the workers' side --------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ class TableSnapshot:
 
     id: str  # serial number and random part; a later snapshot of the table has another one
     after: Json = None  # the key of the last row of the last chunk
+    order: Json = None  # of that chunk, as in `Chunk`
+    identity: str = ""  # of the table, as in `TableFacts`
     chunks: int = 0
     rows: int = 0  # of the chunks
     again: int = 0  # chunks that had to be read again
@@ -38,10 +40,13 @@ class TableSnapshot:
         if self.done:
             request = {"request": self.request} if self.request else {}
             seen = {"sees": self.sees, "high": self.high} if self.sees is not None else {}
-            return {"id": self.id, "rows": self.rows, "chunks": self.chunks, **request, **seen, "done": True}
+            facts = {"id": self.id, "identity": self.identity, "rows": self.rows, "chunks": self.chunks}
+            return {**facts, **request, **seen, "done": True}
         return {
             "id": self.id,
+            "identity": self.identity,
             "after": self.after,
+            "order": self.order,
             "chunks": self.chunks,
             "rows": self.rows,
             "again": self.again,
@@ -56,6 +61,8 @@ class TableSnapshot:
         return cls(
             str(value["id"]),
             value.get("after"),
+            value.get("order"),
+            str(value.get("identity", "")),
             int(value["chunks"]),
             int(value["rows"]),
             int(value.get("again", 0)),

@@ -21,7 +21,7 @@ from firnline.errors import FirnlineError, SourceError
 from firnline.faults import fault_point
 from firnline.names import chunk_name
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
-from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.spool import Content, pack
 from firnline.sources.cdc.spooling import Awaited, Spooler
@@ -79,6 +79,7 @@ class _Taken:
 class _Whole(_Tried):
     """A table without a key, which is read whole: its begin and its chunks, once they are read."""
 
+    identity: str = ""  # of the table
     begin: SnapshotBegin | None = None
     chunks: list[ChunkFile] = field(default_factory=list)
 
@@ -94,6 +95,10 @@ class _Shared:
     wholes: dict[str, _Whole] = field(default_factory=dict)  # by table, until their epoch is decided
     passing: dict[str, Awaited] = field(default_factory=dict)  # by id: where the log has passed such a table's snapshot
     has_looked: bool = False
+    wants_look: bool = False  # now, not when it is due
+    changed: set[str] = field(default_factory=set)  # ids of snapshots whose tables have another key now
+    # By table and identity: where the log has passed the table that had the name before.
+    replaced: dict[tuple[str, str], Awaited] = field(default_factory=dict)
     asked: dict[str, Asked] = field(default_factory=dict)  # by request
     refused: set[str] = field(default_factory=set)  # requests
     made: set[str] = field(default_factory=set)  # ids of this run
@@ -173,6 +178,10 @@ class SnapshotTaker:
             for one in position.snapshots.values():
                 if one.sees is not None and one.id not in shared.passing:
                     shared.passing[one.id] = self._spooler.wait_for(one.high)
+            shared.changed &= running.keys()
+            replaced = {(table.name, table.identity) for table in self._find_replaced(position, shared.tables)}
+            shared.replaced = {one: awaited for one, awaited in shared.replaced.items() if one in replaced}
+            shared.wants_look = shared.wants_look or len(replaced) > len(shared.replaced)
             self._news.notify_all()
 
     def forget_decided(self, position: LogPosition) -> None:
@@ -208,9 +217,12 @@ class SnapshotTaker:
                 is_new = known is None and self._mode != "never"
                 if is_new or (self._mode == "always" and (known is None or known.id not in shared.made)):
                     chosen[table.name] = None
+                elif known is not None and known.id in shared.changed:
+                    chosen[table.name] = Asked(known.request, table.name, known.where)
+            replaced = {table.name: table.identity for table in self._find_replaced(position, shared.tables)}
             answered = {one.request for one in position.snapshots.values()}
             for asked in sorted(shared.asked.values(), key=lambda one: bool(one.where)):
-                if asked.request in answered or asked.table not in shared.tables:
+                if asked.request in answered or asked.table not in shared.tables or asked.table in replaced:
                     continue
                 if asked.where and (asked.table in position.running or asked.table in chosen):
                     continue  # some rows never take the place of all: they are read afterwards
@@ -222,16 +234,34 @@ class SnapshotTaker:
                         "table without a key cannot be read again: its rows would come twice",
                         extra={"source": self._name, "table": asked.table},
                     )
+            for name, identity in replaced.items():
+                chosen.pop(name, None)
+                passed = shared.replaced.get((name, identity))
+                if passed is not None and passed.file is not None and passed.file <= position.spool:
+                    known = position.snapshots[name]
+                    chosen[name] = Asked("" if known.done else known.request, name, empties=True)
             serial = position.serial
             for name, asked_for in sorted(chosen.items()):
                 serial += 1
                 id_ = f"{serial:08d}-{secrets.token_hex(4)}"
                 shared.made.add(id_)
-                begin = SnapshotBegin(name, id_, shared.tables[name].rows)
+                facts = shared.tables[name]
+                begin = SnapshotBegin(name, id_, facts.rows, identity=facts.identity)
                 if asked_for is not None:
                     begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=asked_for.empties)
                 begins.append(begin)
             return begins
+
+    def _find_replaced(self, position: LogPosition, tables: Mapping[str, TableFacts] | None) -> list[TableFacts]:
+        """Return the tables that took the name of another one, whose rows are those of the position."""
+        found = []
+        for table in (tables or {}).values():
+            known = position.snapshots.get(table.name)
+            if known is None or not table.key or (self._mode == "never" and known.done):
+                continue
+            if known.identity and table.identity and known.identity != table.identity:
+                found.append(table)
+        return found
 
     def holds_log(self, position: LogPosition) -> bool:
         """Return whether the log must wait: a table without a key is being read, and what its snapshot sees is not
@@ -287,6 +317,8 @@ class SnapshotTaker:
                 raise error
             if shared.tables is None or position.running or any(t not in position.snapshots for t in shared.wholes):
                 return False
+            if self._find_replaced(position, shared.tables):
+                return False
         return not self.begins(position)
 
     @property
@@ -310,7 +342,7 @@ class SnapshotTaker:
         looked_at, failures = 0.0, 0
         try:
             while not self._stopping.is_set():
-                if monotonic() >= looked_at:
+                if monotonic() >= looked_at or self._shared.wants_look:
                     failures = 0 if self._look() else failures + 1
                     looked_at = monotonic() + (_pause(failures) if failures else LOOK_SECONDS)
                 if not self._read_next():
@@ -329,21 +361,40 @@ class SnapshotTaker:
             with self._news:
                 known = self._shared.tables
                 wholes = self._find_wholes([tables[name] for name in tables.keys() - (known or {}).keys()])
-            if known is None or tables.keys() - known.keys():
+            if known is None or any(_differ(table, known.get(name)) for name, table in tables.items()):
                 self._reader.prepare(list(tables))
+            replaced = self._await_replaced(tables)
         except Exception as error:  # whatever a client library raises: the log must not wait for ever
             failure = _as_failure(error)
             with self._news:
                 if self._shared.error is None:
                     logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(failure)})
-                self._shared.error, self._shared.has_looked = failure, True
+                self._shared.error, self._shared.has_looked, self._shared.wants_look = failure, True, False
                 for name in wholes:  # the log does not have their changes yet
                     self._shared.wholes.pop(name, None)
             return False
         with self._news:
             self._shared.tables, self._shared.error, self._shared.has_looked = tables, None, True
+            self._shared.wants_look = False
+            self._shared.replaced |= replaced
             self._news.notify_all()
         return True
+
+    def _await_replaced(self, tables: Mapping[str, TableFacts]) -> dict[tuple[str, str], Awaited]:
+        """Wait until the log has passed the tables whose names others have now: their changes come before."""
+        with self._news:
+            position, known = self._shared.position, self._shared.replaced
+            found = self._find_replaced(position, tables) if position is not None else []
+            new = [table for table in found if (table.name, table.identity) not in known]
+        if not new:
+            return {}
+        end = self._reader.find_end()
+        for table in new:
+            logger.warning(
+                "another table has the name now: sinks that upsert lose the old one's rows, then it is read",
+                extra={"source": self._name, "table": table.name},
+            )
+        return {(table.name, table.identity): self._spooler.wait_for(end) for table in new}
 
     def _find_wholes(self, new: Sequence[TableFacts]) -> list[str]:
         """Take note of new tables without a key. From now on the log waits, until they are read."""
@@ -357,7 +408,7 @@ class SnapshotTaker:
                     extra={"source": self._name, "table": table.name},
                 )
                 continue
-            self._shared.wholes[table.name] = _Whole()
+            self._shared.wholes[table.name] = _Whole(identity=table.identity)
             found.append(table.name)
         return found
 
@@ -375,7 +426,7 @@ class SnapshotTaker:
                 (
                     (names[id_], cursor)
                     for id_, cursor in shared.cursors.items()
-                    if id_ in names and not cursor.state.done and cursor.not_before <= now
+                    if id_ in names and not cursor.state.done and cursor.not_before <= now and id_ not in shared.changed
                 ),
                 None,
             )
@@ -429,7 +480,7 @@ class SnapshotTaker:
             files.append(self._write(table, state, chunk))
             state, last = replace(state, chunks=state.chunks + 1, rows=state.rows + chunk.rows), chunk
         assert last is not None
-        begin = SnapshotBegin(table, state.id, state.rows, sees=last.sees, high=last.high)
+        begin = SnapshotBegin(table, state.id, state.rows, sees=last.sees, high=last.high, identity=whole.identity)
         with self._news:
             whole.begin, whole.chunks = begin, [replace(file, high=last.high) for file in files]
             whole.error = None
@@ -459,10 +510,18 @@ class SnapshotTaker:
             cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
         barrier = cursor.barrier if state.after is None else None
         try:
-            chunk = self._reader.read_chunk(table, state.after, CHUNK_ROWS, barrier=barrier, where=state.where)
+            chunk = self._reader.read_chunk(
+                table, state.after, CHUNK_ROWS, order=state.order, barrier=barrier, where=state.where
+            )
         except TableGoneError:
             logger.warning("table is gone, its snapshot ends", extra={"source": self._name, "table": table})
-            chunk = Chunk(b"", b"", 0, (), state.after, True, None, position.place)
+            chunk = Chunk(b"", b"", 0, (), state.after, True, None, position.place, state.identity)
+        except TableChangedError:
+            self._begin_again(table, cursor)
+            return
+        if chunk is not None and state.identity and chunk.identity != state.identity:
+            self._begin_again(table, cursor)
+            return
         if chunk is None:
             self._put_off_barrier(table, cursor)
             return
@@ -472,8 +531,24 @@ class SnapshotTaker:
             cursor.failures, cursor.error = 0, None
             if self._shared.cursors.get(state.id) is cursor:
                 rows = state.rows + chunk.rows
-                cursor.state = replace(state, after=chunk.last, chunks=file.number, rows=rows, done=chunk.is_last)
+                cursor.state = replace(
+                    state, after=chunk.last, order=chunk.order, chunks=file.number, rows=rows, done=chunk.is_last
+                )
                 self._shared.taken.append(_Taken(file, reached))
+
+    def _begin_again(self, table: str, cursor: _Cursor) -> None:
+        """Have an epoch begin the snapshot of a table again: it is another table now, or has another key."""
+        if not self._look():
+            raise self._shared.error or SourceError("tables cannot be read")
+        with self._news:
+            found = (self._shared.tables or {}).get(table)
+            if found is None:
+                return
+            if not cursor.state.identity or found.identity == cursor.state.identity:
+                facts = {"source": self._name, "table": table}
+                logger.warning("table has another key now, and is read again from its first row", extra=facts)
+            self._shared.changed.add(cursor.state.id)
+            self._news.notify_all()
 
     def _put_off_barrier(self, table: str, cursor: _Cursor) -> None:
         if not cursor.failures:
@@ -503,7 +578,13 @@ class SnapshotTaker:
             chunk.rows,
             len(data),
             checksum,
+            order=chunk.order,
         )
+
+
+def _differ(table: TableFacts, known: TableFacts | None) -> bool:
+    """Return whether a table is another one than before, or has another key."""
+    return known is None or (table.identity, table.key) != (known.identity, known.key)
 
 
 def _as_failure(error: Exception) -> FirnlineError:

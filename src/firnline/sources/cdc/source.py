@@ -557,6 +557,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
                 request=one.request,
                 sees=one.sees,
                 high=one.high,
+                identity=one.identity,
             )
         elif isinstance(one, SnapshotPassed):
             snapshots[one.table] = replace(snapshots[one.table], sees=None, high=None)
@@ -571,7 +572,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             for table in known.running if one.gap else record.get("moved", ()):
                 if table in known.running:
                     begun = snapshots[table]
-                    snapshots[table] = replace(begun, after=None, rows=0, again=begun.again + 1, done=False)
+                    snapshots[table] = replace(begun, after=None, order=None, rows=0, again=begun.again + 1, done=False)
     after = replace(known, place=place, spool=spool, schemas=dict(schemas), snapshots=snapshots)
     if not after.running:
         return replace(after, window=())
@@ -580,10 +581,12 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
 
 
 def _after_chunk(state: TableSnapshot, chunk: ChunkFile, again: str) -> TableSnapshot:
+    if chunk.again != state.again:  # one before it must be read again, and so must those behind
+        return state
     if again:
         return replace(state, again=state.again + 1)
     rows = state.rows + chunk.rows
-    return replace(state, after=chunk.last, chunks=chunk.number, rows=rows, done=chunk.is_last)
+    return replace(state, after=chunk.last, order=chunk.order, chunks=chunk.number, rows=rows, done=chunk.is_last)
 
 
 def _is_past(name: str, floor: LogPosition) -> bool:

@@ -45,6 +45,7 @@ class Definition:
     words: tuple[str, ...]  # of every column: the first word of its type, for the server's own types
     index: str  # by which rows are read; empty: there is none that names a row
     order: tuple[int, ...]  # the columns of the index, in its order
+    collations: tuple[str, ...]  # of every column: its type and its collation, as the catalogue writes them
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -57,6 +58,10 @@ class Definition:
             _expression(column.name, one, word)
             for column, one, word in zip(self.table.schema.columns, self.table.types, self.words, strict=True)
         )
+
+    def describe_order(self) -> Json:
+        """Return what gives rows their order."""
+        return [[self.table.schema.columns[c].name, self.collations[c]] for c in self.order]
 
     def order_by(self) -> str:
         """Return the columns of the index for ORDER BY."""
@@ -95,7 +100,7 @@ def read_definition(db: Any, server: Server, table: str) -> Definition:
         SourceError: the server does not answer, has no such table, or has a type that is unknown.
     """
     columns = query(db, server.host, f"SHOW FULL COLUMNS FROM {quoted_table(table)}")
-    names, words, types, virtual = [], [], [], set()
+    names, words, types, collations, virtual = [], [], [], [], set()
     for name, kind, collation, *_, extra, _, _ in columns:
         try:
             word, one = parse_type(str(kind), str(collation or ""))
@@ -106,11 +111,12 @@ def read_definition(db: Any, server: Server, table: str) -> Definition:
         names.append(str(name))
         words.append(word)
         types.append(one)
+        collations.append(f"{kind} {collation or ''}".strip())
         if "VIRTUAL" in str(extra).upper():
             virtual.add(str(name))
     index, order = _find_index(db, server, table, virtual)
     numbers = tuple(names.index(name) for name in order)
-    return Definition(make_table(table, names, types, numbers), tuple(words), index, numbers)
+    return Definition(make_table(table, names, types, numbers), tuple(words), index, numbers, tuple(collations))
 
 
 def _find_index(db: Any, server: Server, table: str, virtual: set[str]) -> tuple[str, list[str]]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from firnline.errors import ConfigError, SourceError
-from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
 from firnline.sources.mysql import chunk as chunks
 from firnline.sources.mysql import select_kernel
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
@@ -101,10 +101,15 @@ class MySqlTableReader(TableReader):
     def barrier(self, place: Json) -> Json:
         return {name: place[name] for name in ("kind", "gtid_set", "file", "pos", "server_uuid")}
 
-    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+    def find_end(self) -> Json:
+        return end_place(*self._connected(), is_exact=False)
+
+    def read_chunk(
+        self, table: str, after: Json, limit: int, *, order: Json = None, barrier: Json = None, where: str = ""
+    ) -> Chunk | None:
         for attempt in range(ATTEMPTS):
             try:
-                return self._read_chunk(table, after, limit, barrier, where)
+                return self._read_chunk(table, after, limit, order, barrier, where)
             except SourceError as error:
                 self.close()
                 if error_number(error) not in _CHANGED or attempt == ATTEMPTS - 1:
@@ -157,7 +162,7 @@ class MySqlTableReader(TableReader):
 
     # -- a chunk --
 
-    def _read_chunk(self, table: str, after: Json, limit: int, barrier: Json, where: str) -> Chunk | None:
+    def _read_chunk(self, table: str, after: Json, limit: int, order: Json, barrier: Json, where: str) -> Chunk | None:
         control, server = self._connected()
         db = self._row_connection(server)
         snapshot = self._begin(control, db, server, table, barrier)
@@ -173,6 +178,8 @@ class MySqlTableReader(TableReader):
             # From here on to the end of the transaction the table keeps its definition.
             query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
             definition = self._define(control, server, table)
+            if after is not None and order not in (None, definition.describe_order()):
+                raise TableChangedError(f"table {table} has another key now")
             asked = min(limit, self._fitting.get(table, limit))
             assert self._row_reader is not None
             result = self._row_reader.select(_statement(table, definition, after, asked, where), self._max_bytes)
@@ -193,6 +200,7 @@ class MySqlTableReader(TableReader):
             is_last=result.is_whole and result.rows < asked,
             sees=snapshot,
             high=high,
+            order=definition.describe_order(),
         )
 
     def _begin(self, control: Any, db: Any, server: Server, table: str, barrier: Json) -> Json:

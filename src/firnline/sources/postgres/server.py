@@ -55,6 +55,7 @@ class CapturedTable:
     primary_key: tuple[str, ...]
     rows: int  # the server's own estimate
     identity_key: tuple[str, ...] = ()  # of the index that the log names old rows by
+    oid: int = 0  # another table that takes the name has another one
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ class PostgresServer:
     def find_tables(self, patterns: TablePatterns) -> list[CapturedTable]:
         """Return the tables of the database that the spec names, with what the log will say of them."""
         query = """
-            SELECT n.nspname, c.relname, c.relreplident::text, c.reltuples,
+            SELECT n.nspname, c.relname, c.oid, c.relreplident::text, c.reltuples,
                    (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
                            CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
                            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -223,8 +224,10 @@ class PostgresServer:
             ORDER BY 1, 2"""
         with self.session() as db:
             found = [
-                CapturedTable(f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)), tuple(index or ()))
-                for schema, name, identity, rows, key, index in db.execute(query, (OWN_SCHEMA,)).fetchall()
+                CapturedTable(
+                    f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)), tuple(index or ()), oid
+                )
+                for schema, name, oid, identity, rows, key, index in db.execute(query, (OWN_SCHEMA,)).fetchall()
             ]
         return [table for table in found if patterns.covers(table.name)]
 

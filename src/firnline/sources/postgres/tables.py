@@ -14,7 +14,14 @@ from psycopg import Connection, IsolationLevel
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from firnline.errors import ConfigError
-from firnline.sources.cdc.log import Chunk, TableFacts, TableGoneError, TableReader, pack_frame
+from firnline.sources.cdc.log import (
+    Chunk,
+    TableChangedError,
+    TableFacts,
+    TableGoneError,
+    TableReader,
+    pack_frame,
+)
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
 from firnline.sources.postgres.position import LogPlace
@@ -38,7 +45,10 @@ _TABLE = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
 
 _COLUMNS = """
-    SELECT a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a
+    SELECT a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod),
+           (SELECT n.nspname || '.' || c.collname FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+            WHERE c.oid = a.attcollation)
+    FROM pg_attribute a
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY (%s) ORDER BY a.attnum"""
 
 _ALL_COLUMNS = """
@@ -80,7 +90,7 @@ class PostgresTables(TableReader):
         if not self._creates:
             published = self._server.published(self._publication) or {}
             found = [table for table in found if table.name in published]
-        return [TableFacts(table.name, table.key, table.rows) for table in found]
+        return [TableFacts(table.name, table.key, table.rows, str(table.oid)) for table in found]
 
     def prepare(self, tables: Sequence[str]) -> None:
         if not self._creates:
@@ -97,9 +107,17 @@ class PostgresTables(TableReader):
         assert row is not None
         return Snapshot.parse(str(row[0])).xmax
 
-    def read_chunk(self, table: str, after: Json, limit: int, *, barrier: Json = None, where: str = "") -> Chunk | None:
+    def find_end(self) -> Json:
         try:
-            return self._read(self._open(), table, after, limit, barrier, where)
+            return self._find_end(self._open())
+        except psycopg.Error as error:
+            raise self._failed(error) from error
+
+    def read_chunk(
+        self, table: str, after: Json, limit: int, *, order: Json = None, barrier: Json = None, where: str = ""
+    ) -> Chunk | None:
+        try:
+            return self._read(self._open(), table, after, limit, order, barrier, where)
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise TableGoneError(table) from None
         except psycopg.Error as error:
@@ -123,7 +141,14 @@ class PostgresTables(TableReader):
         return self._server.translate(error)
 
     def _read(
-        self, db: Connection[tuple[Any, ...]], table: str, after: Json, limit: int, barrier: Json, where: str
+        self,
+        db: Connection[tuple[Any, ...]],
+        table: str,
+        after: Json,
+        limit: int,
+        order: Json,
+        barrier: Json,
+        where: str,
     ) -> Chunk | None:
         parts: list[bytes] = []
         is_cut = False
@@ -135,6 +160,8 @@ class PostgresTables(TableReader):
                 described = self._describe(db, table)
                 if not described.key:
                     raise ConfigError(f"{self._server.place}: {table} has no key by which it could be read in chunks")
+                if after is not None and order not in (None, described.order):
+                    raise TableChangedError(table)
                 self._copy(db, described.select(after, limit, where), parts)
         except _EnoughError:
             is_cut = True
@@ -144,7 +171,18 @@ class PostgresTables(TableReader):
         if parts and last == after:
             raise ConfigError(f"{self._server.place}: the key of {table} does not order its rows")
         high = self._find_end(db)
-        return Chunk(described.context(), content, len(parts), described.key, last, is_last, snapshot, high)
+        return Chunk(
+            described.context(),
+            content,
+            len(parts),
+            described.key,
+            last,
+            is_last,
+            snapshot,
+            high,
+            described.identity,
+            described.order,
+        )
 
     def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
         try:
@@ -215,12 +253,14 @@ class PostgresTables(TableReader):
         )
         types = {one[1]: self._base_type(db, one[1]) for one in found if one[1] >= _FIRST_OWN_TYPE}
         casts = {one[0]: str(one[3]) for one in found}
+        collations = {one[0]: str(one[4] or "") for one in found}
         missing = [column for column in key if column not in casts]
         if missing:
             raise ConfigError(
                 f"{self._server.place}: the publication lacks {missing[0]}, a key column of {schema}.{name}"
             )
-        return _Described(relation, types, tuple(key), casts, condition, is_root=kind == "p")
+        order = [str(oid), *([name, casts[name], collations[name]] for name in key)]
+        return _Described(relation, types, tuple(key), casts, condition, order, is_root=kind == "p")
 
     def _published(
         self, db: Connection[tuple[Any, ...]], oid: int, schema: str, name: str
@@ -269,6 +309,7 @@ class _Described:
         key: tuple[str, ...],
         casts: dict[str, str],
         condition: str | None,
+        order: Json,
         *,
         is_root: bool,
     ) -> None:
@@ -277,12 +318,17 @@ class _Described:
         self.key = key
         self._casts = casts  # the type of every column, in SQL
         self._condition = condition
+        self.identity = str(relation.id)
+        self.order = order
         self._is_root = is_root
 
     def context(self) -> bytes:
         """Return what the log would say before rows of the table."""
         messages = [m.pack_type(oid, *names) for oid, names in self._types.items()]
-        return b"".join(pack_frame(message) for message in (*messages, self._relation.pack()))
+        relation = self._relation.pack()
+        if self._relation.identity == "f":
+            relation = m.with_primary(relation, self.key)
+        return b"".join(pack_frame(message) for message in (*messages, relation))
 
     def select(self, after: Json, limit: int | None, where: str) -> Composed:
         names = [Identifier(column.name) for column in self._relation.columns]
