@@ -19,6 +19,7 @@ from firnline.cli import logs
 from firnline.cli.common import find_spec_argument, name_spec
 from firnline.cli.output import FactsHandler, print_failure
 from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied
+from firnline.process import HungError, TimedCalls
 
 # Verb, app and its line in the list of commands; an app is imported only when its verb is used.
 COMMANDS = (
@@ -81,6 +82,7 @@ for _name, _target, _help in (
     app.command(f"firnline.cli.completion:{_target}", name=_name, help=_help)
 
 INTERRUPTED = 130
+EXIT_SECONDS = 20.0  # for what libraries do when a process exits
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _give_up_stdout()
     is_stuck = any(thread.name.startswith("firnline ") for thread in threading.enumerate())
     if not is_stuck:
-        atexit._run_exitfuncs()
+        with contextlib.suppress(HungError):  # the hooks of libraries, which may wait for threads of their own
+            TimedCalls(EXIT_SECONDS, "exit hooks").call(atexit._run_exitfuncs)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -168,6 +168,7 @@ class ControlServer:
         return listener
 
     def __exit__(self, *_: object) -> None:
+        self._wake.shutdown(socket.SHUT_RDWR)  # seen at once, also if a process that is being started has a copy
         self._wake.close()
         self._thread.join()
         self._listener.close()

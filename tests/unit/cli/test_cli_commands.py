@@ -323,3 +323,18 @@ def test_a_command_ends_without_tearing_down_native_libraries(words: list[str], 
     ended = subprocess.run([sys.executable, "-c", ENDS_BADLY, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == code, ended.stderr
     assert ended.stdout.endswith("exit functions ran\n")
+
+
+HANGS_AT_THE_END = """
+import atexit, sys, threading
+
+atexit.register(threading.Event().wait)
+from firnline.cli import main
+main.EXIT_SECONDS = 0.1
+main.main(["--version"])
+"""
+
+
+def test_a_library_that_hangs_at_the_end_does_not_hold_a_command() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANGS_AT_THE_END], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
