@@ -24,6 +24,8 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
+from firnline.sources.cdc.chunks import ChunkFile
+from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres import tables
 from firnline.testing.local import LocalEngine
 from tests.support.captured import (
@@ -381,3 +383,37 @@ def test_a_table_is_emptied_in_the_envelope_too(database: str, tmp_path: Path) -
     rows = delta_rows(tmp_path / "all", "_op", "_table", "after")
     assert Counter(op for op, _, _ in rows) == {"read": 10, "truncate": 1}
     assert [after for op, _, after in rows if op == "truncate"] == [None]
+
+
+def test_an_older_schema_in_the_epoch_of_a_chunk_takes_no_value_away(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunk has a new column, and the log of its epoch has changes from before: the chunk is read again."""
+    fill(database, 250)
+    read, choose = tables.PostgresTables.read_chunk, LogSource._choose
+    reads, given = list[str](), list[str]()
+
+    def read_after_changes(self: tables.PostgresTables, *arguments: Any, **more: Any) -> Any:
+        if not reads:
+            execute(
+                database,
+                "UPDATE orders SET amount = 77 WHERE id = 5",
+                "INSERT INTO orders VALUES (251, 1, 'new')",
+                "ALTER TABLE orders ADD COLUMN c int DEFAULT 5",
+            )
+        reads.append("")
+        return read(self, *arguments, **more)
+
+    def choose_with_chunk(self: LogSource, *arguments: Any, **more: Any) -> Any:
+        """As if the epoch before took longer: the log waits for the first chunk."""
+        chosen = choose(self, *arguments, **more)
+        given.extend(one.name for one in chosen if isinstance(one, ChunkFile))
+        return [] if reads and not given else chosen
+
+    monkeypatch.setattr(tables.PostgresTables, "read_chunk", read_after_changes)
+    monkeypatch.setattr(LogSource, "_choose", choose_with_chunk)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    check_current(database, tmp_path, "id, amount, note, c")
+    chunks = [record for _, record in open_pipeline(options).ledger_files(open_pipeline(options).load().entry)]
+    assert any(record.get("again") for record in chunks), "the log of the chunk's epoch had the older schema"

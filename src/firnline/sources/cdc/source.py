@@ -397,8 +397,10 @@ class LogSource(Source):
                 told[IDLE] = True
             record = {**item, "from": 0, "to": outcome["rows"], "status": "committed", "processed_time": now, **told}
             records.append({**record, VERSIONS: outcome[VERSIONS]})
-            if outcome.get("again"):
-                facts = {"source": self.name, "chunk": item["path"], "reason": outcome["again"]}
+        _find_overwritten(records)
+        for record in records:
+            if record.get("again"):
+                facts = {"source": self.name, "chunk": record["path"], "reason": record["again"]}
                 logger.info("chunk is read again", extra=facts)
         schemas = dict(known.schemas)
         for record in _in_log_order(records):
@@ -536,6 +538,21 @@ def _files_of(record: Mapping[str, Json]) -> list[str]:
 def _in_log_order(records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     """Return records in the order in which their schemas came into force: a chunk has that of the end of its epoch."""
     return sorted(records, key=lambda record: "chunk" in record)
+
+
+def _find_overwritten(records: Sequence[dict[str, Json]]) -> None:
+    """Have chunks read again whose table has another schema in the log of their epoch: rows of the log, which come
+    behind those of the chunk, do not have its columns."""
+    in_log: dict[str, list[SchemaVersion]] = {}
+    for record in records:
+        if "chunk" not in record:
+            for version in map(SchemaVersion.from_json, record[VERSIONS]):
+                in_log.setdefault(version.table, []).append(version)
+    for record in records:
+        if "chunk" in record and record["chunk"]["key"] and not record["again"]:
+            for own in map(SchemaVersion.from_json, record[VERSIONS]):
+                if any(one.fingerprint != own.fingerprint for one in in_log.get(own.table, ())):
+                    record["again"] = "the table was changed meanwhile"
 
 
 def _new_versions(known: dict[str, str], value: Mapping[str, Json]) -> list[SchemaVersion]:
