@@ -78,6 +78,20 @@ class SnapshotPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class TableLeft:
+    """The spec does not name a table any more: what was read of it is of no use if it is named again."""
+
+    table: str
+
+    def to_json(self) -> dict[str, Json]:
+        return {"path": f"{self.table}.left", "left": {"table": self.table}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> TableLeft:
+        return cls(str(value["left"]["table"]))
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkFile:
     """A chunk in its file, as ledger entries and splits name it."""
 

@@ -91,6 +91,8 @@ class LogPosition:
     snapshots: Mapping[str, TableSnapshot] = field(default_factory=dict)  # by table
     # While tables are read: the last spool files, which have transactions that a snapshot may not see.
     window: tuple[str, ...] = ()
+    # Tables that were captured before, each with the number of the newest snapshot then: what sinks have is old.
+    left: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def running(self) -> dict[str, TableSnapshot]:
@@ -106,7 +108,12 @@ class LogPosition:
     @property
     def serial(self) -> int:
         """The number of the newest snapshot; 0 if there is none."""
-        return max((one.serial for one in self.snapshots.values()), default=0)
+        return max((*(one.serial for one in self.snapshots.values()), *self.left.values()), default=0)
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables of which something is known."""
+        return sorted({*self.schemas, *self.snapshots})
 
     @property
     def mark(self) -> Mark:
@@ -121,6 +128,7 @@ class LogPosition:
             "schemas": dict(self.schemas),
             "snapshots": {table: one.to_json() for table, one in self.snapshots.items()},
             "window": list(self.window),
+            "left": dict(self.left),
         }
 
     @classmethod
@@ -141,6 +149,7 @@ class LogPosition:
                 dict(value["schemas"]),
                 {str(table): TableSnapshot.from_json(one) for table, one in value.get("snapshots", {}).items()},
                 tuple(value.get("window", ())),
+                {str(table): int(serial) for table, serial in value.get("left", {}).items()},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position of a {kind} source cannot be read: {error}") from error

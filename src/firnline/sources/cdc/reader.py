@@ -87,7 +87,7 @@ class LogReader(SplitReader):
         for item in self._inputs:
             if "begins" in item:
                 yield from self._begin_snapshot(SnapshotBegin.from_json(item), budget)
-            elif "passed" in item:
+            elif "passed" in item or "left" in item:
                 self._outcomes.append(_Read(str(item["path"])))
             elif "chunk" in item:
                 yield from self._read_chunk(ChunkFile.from_json(item), budget)

@@ -250,7 +250,10 @@ class SnapshotTaker:
                 if asked_for is not None:
                     begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=asked_for.empties)
                 begins.append(begin)
-            return begins
+            # What sinks have of a table that was captured before is old.
+            return [
+                replace(one, empties=True) if one.table in position.left and not one.where else one for one in begins
+            ]
 
     def _find_replaced(self, position: LogPosition, tables: Mapping[str, TableFacts] | None) -> list[TableFacts]:
         """Return the tables that took the name of another one, whose rows are those of the position."""

@@ -26,7 +26,7 @@ from firnline.sources.base import (
     SourcePlan,
     Split,
 )
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 NO_LIMIT = 1 << 62
 FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
 
-Input = SpoolFile | ChunkFile | SnapshotBegin | SnapshotPassed
+Fact = SnapshotBegin | SnapshotPassed | TableLeft  # inputs that have no file
+Input = SpoolFile | ChunkFile | Fact
 
 
 class LogSource(Source):
@@ -279,6 +280,7 @@ class LogSource(Source):
             check_holder=self._check_holder,
             settings=self._settings,
             name=self.name,
+            tables=self._tables.patterns,
             accepts_gap=self._accepts_gap,
         )
         spooler.release(self._released)
@@ -287,17 +289,34 @@ class LogSource(Source):
 
     def _find_spooled(self, position: LogPosition) -> list[SpoolFile]:
         """Return the files behind a position that a run before has spooled, up to the last whole transaction."""
-        found: list[SpoolFile] = []
         storage = self.storage
-        for name in follow(list_names(storage, self._folder), position.spool, position.mark):
-            try:
-                found.append(read_facts(storage, self._folder, name))
-            except FirnlineError as error:
-                logger.warning("spool file passed over", extra={"file": name, "reason": str(error)})
+        names = list_names(storage, self._folder)
+        known: dict[str, SpoolFile] = {}
+        while True:
+            found, lacking = list[SpoolFile](), ""
+            for name in follow(names, position.spool, position.mark):
+                try:
+                    known[name] = known.get(name) or read_facts(storage, self._folder, name)
+                except FirnlineError as error:
+                    logger.warning("spool file passed over", extra={"file": name, "reason": str(error)})
+                    break
+                if self._lacks_tables(known[name], position):
+                    lacking = name
+                    break
+                found.append(known[name])
+            if not lacking:
                 break
+            logger.info("spool file passed over: its run captured other tables", extra={"file": lacking})
+            names.remove(lacking)
         while found and not found[-1].end.is_cut:
             found.pop()
         return found
+
+    def _lacks_tables(self, file: SpoolFile, position: LogPosition) -> bool:
+        """Return whether a file lacks changes: the spec of the run that wrote it left out a table of the position."""
+        captured = TablePatterns(file.tables, self._default_schema, self.never_captured)
+        needed = [table for table in position.tables if self._tables.covers(table)]
+        return bool(file.tables) and not all(captured.covers(table) for table in needed)
 
     # -- planning -------------------------------------------------------------------------------------
 
@@ -358,11 +377,13 @@ class LogSource(Source):
         files = [replace(file, left_out=known.left_out) for file in files]
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
-        anew = {one.table for one in begins}
+        left = [TableLeft(table) for table in known.tables if not self._tables.covers(table)]
+        anew = {one.table for one in begins} | {one.table for one in left}
         chunks = [one for one in taker.ready(known, end) if one.table not in anew]
+        passed = [one for one in taker.passed(known) if one.table not in anew]
         if any(file.gap for file in files):  # chunks that were read before it miss changes
             chunks = []
-        return [*begins, *taker.passed(known), *taker.wholes(begins), *_take_chunks(chunks, limits), *files]
+        return [*left, *begins, *passed, *taker.wholes(begins), *_take_chunks(chunks, limits), *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
         """Return whether a run with `once` has read everything."""
@@ -374,7 +395,7 @@ class LogSource(Source):
         return self._end_stream.end_position()
 
     def _make_plan(self, position: Json, inputs: Sequence[Input], parallelism: int) -> SourcePlan:
-        begins = [one for one in inputs if isinstance(one, SnapshotBegin | SnapshotPassed)]
+        begins = [one for one in inputs if isinstance(one, Fact)]
         chunks = [one for one in inputs if isinstance(one, ChunkFile)]
         files = [one for one in inputs if isinstance(one, SpoolFile)]
         groups: list[list[Input]] = [list(begins)] if begins else []
@@ -404,6 +425,7 @@ class LogSource(Source):
                 logger.info("chunk is read again", extra=facts)
         schemas = dict(known.schemas)
         for record in _in_log_order(records):
+            record[VERSIONS] = [one for one in record[VERSIONS] if self._tables.covers(one["table"])]
             record[VERSIONS] = [one.to_json() for one in _new_versions(schemas, record)]
         for table, reason in changed_tables(known.schemas, records).items():
             facts = {"source": self.name, "table": table}
@@ -524,13 +546,15 @@ def _open_input(value: Mapping[str, Json]) -> Input:
         return SnapshotBegin.from_json(value)
     if "passed" in value:
         return SnapshotPassed.from_json(value)
+    if "left" in value:
+        return TableLeft.from_json(value)
     return ChunkFile.from_json(value) if "chunk" in value else SpoolFile.from_json(value)
 
 
 def _files_of(record: Mapping[str, Json]) -> list[str]:
     """Return the files that reading an input again needs."""
     one = _open_input(record)
-    if isinstance(one, SnapshotBegin | SnapshotPassed):
+    if isinstance(one, Fact):
         return []
     return [one.name, *one.window] if isinstance(one, ChunkFile) else [one.name]
 
@@ -563,6 +587,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
     """Return the position after an epoch with these input records."""
     snapshots = dict(known.snapshots)
     place, spool, seen = known.place, known.spool, 0
+    left, schemas = dict(known.left), dict(schemas)
     files: list[str] = []
     for record in records:
         one = _open_input(record)
@@ -576,8 +601,14 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
                 high=one.high,
                 identity=one.identity,
             )
+            if not one.where:
+                left.pop(one.table, None)
         elif isinstance(one, SnapshotPassed):
             snapshots[one.table] = replace(snapshots[one.table], sees=None, high=None)
+        elif isinstance(one, TableLeft):
+            left[one.table] = known.serial
+            snapshots.pop(one.table, None)
+            schemas.pop(one.table, None)
         elif isinstance(one, ChunkFile):
             snapshots[one.table] = _after_chunk(snapshots[one.table], one, str(record["again"]))
             seen = max(seen, int(record["seen"]))
@@ -587,10 +618,10 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             if one.gap:  # what a snapshot saw before it says nothing of the log behind it
                 snapshots = {table: replace(state, sees=None, high=None) for table, state in snapshots.items()}
             for table in known.running if one.gap else record.get("moved", ()):
-                if table in known.running:
+                if table in known.running and table in snapshots:
                     begun = snapshots[table]
                     snapshots[table] = replace(begun, after=None, order=None, rows=0, again=begun.again + 1, done=False)
-    after = replace(known, place=place, spool=spool, schemas=dict(schemas), snapshots=snapshots)
+    after = replace(known, place=place, spool=spool, schemas=schemas, snapshots=snapshots, left=left)
     if not after.running:
         return replace(after, window=())
     # The first chunk of a snapshot sees all of the epoch in which the snapshot began.

@@ -72,6 +72,7 @@ class SpoolFile:
     gap: str = ""  # why the log did not continue where the file begins; somebody accepted it
     # By table: a snapshot of it that was read whole; changes of transactions that it sees are left out.
     left_out: Mapping[str, Json] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()  # patterns of the tables whose changes it has, as the file says; empty: unknown
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -122,6 +123,7 @@ def write_file(
     rows: int,
     transactions: int,
     committed_at: int,
+    tables: Sequence[str] = (),
     gap: str = "",
 ) -> SpoolFile:
     """Write a file, durable on return."""
@@ -131,6 +133,7 @@ def write_file(
         "rows": rows,
         "transactions": transactions,
         "committed_at": committed_at,
+        "tables": list(tables),
         **({"gap": gap} if gap else {}),
     }
     data, checksum = pack(content, json.dumps(facts, sort_keys=True).encode())
@@ -210,6 +213,7 @@ def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
         int(facts["transactions"]),
         int(facts["committed_at"]),
         str(facts.get("gap", "")),
+        tables=tuple(facts.get("tables", ())),
     )
 
 

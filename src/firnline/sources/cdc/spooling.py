@@ -76,6 +76,7 @@ class Spooler:
         check_holder: Callable[[], None],
         settings: SpoolSettings,
         name: str,
+        tables: Sequence[str] = (),
         accepts_gap: bool = False,
     ) -> None:
         self._stream = stream
@@ -84,6 +85,7 @@ class Spooler:
         self._check_holder = check_holder
         self._settings = settings
         self._name = name
+        self._tables = tables
         self._accepts_gap = accepts_gap
         self._files = list(files)  # written, in order; those that are decided are dropped
         self._number, self._end = (files[-1].number, files[-1].end) if files else (number, begin)
@@ -315,6 +317,7 @@ class Spooler:
             rows=rows,
             transactions=len(opened.cuts),
             committed_at=opened.cuts[-1].committed_at if opened.cuts else 0,
+            tables=self._tables,
             gap=gap,
         )
         with self._news:

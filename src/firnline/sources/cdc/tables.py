@@ -16,6 +16,7 @@ class TablePatterns:
     def __init__(self, patterns: Sequence[str], default_schema: str, never: Collection[str] = ()) -> None:
         self._never = frozenset(never)
         full = [pattern if "." in pattern else _prefixed(pattern, default_schema) for pattern in patterns]
+        self.patterns = tuple(full)
         self._included = [pattern for pattern in full if not pattern.startswith("!")]
         self._excluded = [pattern[1:] for pattern in full if pattern.startswith("!")]
 
