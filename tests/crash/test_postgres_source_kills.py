@@ -113,3 +113,39 @@ def test_killed_at_every_point_while_tables_are_read(postgres_server: PostgresSe
 
     reached = kill_at_every_point(prepare, partial(work_in_chunks, runs=2), finish, most=MOST_KILLS, helpers=False)
     assert reached["spool.chunk.after"] >= 1
+
+
+@dataclass(frozen=True)
+class Altered(World):
+    @property
+    def options(self) -> PipelineOptions:
+        return captured(self.dsn, self.folder, rollback_window=1, on_ddl="resnapshot")
+
+
+def test_killed_at_every_point_while_an_altered_table_is_read_again(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """The new column has its default in all rows, and the table was read again exactly once."""
+    numbers = itertools.count(2000)
+
+    def prepare() -> World:
+        postgres_server.clear()
+        execute(postgres_server.dsn, ORDERS, "INSERT INTO orders SELECT g, g, 'x' FROM generate_series(1, 100) g")
+        world = Altered(postgres_server.dsn, tmp_path / str(next(numbers)))
+        run_to_end(world.options)
+        execute(
+            world.dsn, "ALTER TABLE orders ADD COLUMN extra int DEFAULT 7", "UPDATE orders SET extra = 8 WHERE id = 3"
+        )
+        return world
+
+    def finish(world: World, where: str) -> None:
+        run_to_end(world.options)
+        execute(world.dsn, "INSERT INTO orders VALUES (200, 1, 'after', 9)")
+        run_to_end(world.options)
+        check_current(world.dsn, world.folder, "id, amount, note, extra")
+        assert Counter(op for _, op in history(world.folder)) == {"read": 200, "update": 1, "insert": 1}, where
+
+    points = () if PROOF else ("delta.commit.before", "delta.commit.after", "spool.chunk.after")
+    work = partial(work_in_chunks, runs=1)
+    reached = kill_at_every_point(prepare, work, finish, points=points, most=MOST_KILLS, helpers=False)
+    assert reached["spool.chunk.after"] >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -11,13 +12,20 @@ import pytest
 
 from firnline.cli.output import Output
 from firnline.cli.status import _show
+from firnline.errors import ConfigError
+from firnline.history.snapshots import find_table, load_progress
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.cdc.snapshots import SnapshotTaker
+from firnline.sources.mysql.statements import classify, find_silent
+from firnline.spec.build import build_options
+from firnline.spec.loading import load_spec
 from tests.integration.test_mysql_source import DATABASE
 from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
 from tests.integration.test_mysql_source import captured as captured_binlog
-from tests.support.captured import ORDERS, captured, delta_rows, execute
+from tests.support.captured import ORDERS, captured, delta_rows, execute, history, position, query
+from tests.support.mysql import BinlogServer
 from tests.support.pipelines import run_once, run_to_end
 
 
@@ -40,6 +48,15 @@ class Database:
             self._server.run(*(one.replace("orders", f"{DATABASE}.orders", 1) for one in statements))
         else:
             execute(self._server, *statements)
+
+    def with_source(self, **settings: Any) -> PipelineOptions:
+        """Return the options with settings of the source."""
+        return replace(self.options, sources=(replace(self.options.sources[0], **settings),))
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        if self.is_binlog:
+            return [tuple(row) for row in self._server.run(statement.replace("orders", f"{DATABASE}.orders", 1))]
+        return query(self._server, statement)
 
     def retype(self, column: str, kind: str, native: str = "") -> None:
         """Change the type of a column; `native`: as PostgreSQL calls it."""
@@ -176,45 +193,188 @@ def test_rows_that_changed_without_being_in_the_log_are_named(
     caplog.clear()
     run_to_end(database.options)
     assert "rows may have changed that are not in the log" in caplog.text
+    assert "firnline snapshot --table" in caplog.text
     reasons = " ".join(one["reason"] for one in silent(database.options))
     assert "extra" in reasons
     assert "note" in reasons
     assert {one["table"].partition(".")[2] for one in silent(database.options)} == {"orders"}
     _show(Output(), load_status(open_pipeline(database.options)))
-    assert "not in the log of db" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not in the log of db" in shown
+    table = silent(database.options)[0]["table"]
+    assert f"to read the table again: firnline snapshot --table {table}" in shown
+    assert position(database.options).due == {}
+
+
+@pytest.mark.parametrize("kind", ["default", "type", "renamed"])
+def test_a_changed_table_is_read_again_once(database: Database, tmp_path: Path, kind: str) -> None:
+    """The current state equals the database, though the log has no changes of the rows from before."""
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("INSERT INTO orders VALUES (1, 1, 'a'), (2, 2, 'b')")
+    run_to_end(options)
+    if kind == "default":
+        database.run("ALTER TABLE orders ADD COLUMN extra int DEFAULT 7")
+    elif kind == "type":
+        database.retype("note", "varchar(1)", "varchar(1) USING upper(note)")
+    else:
+        database.run("ALTER TABLE orders RENAME COLUMN note TO remark")
+    database.run("INSERT INTO orders (id, amount) VALUES (3, 3)")
+    run_to_end(options)
+    run_to_end(options)
+    columns = {"default": ["note", "extra"], "type": ["note"], "renamed": ["remark"]}[kind]
+    rows = database.query(f"SELECT id, amount, {', '.join(columns)} FROM orders")
+    assert delta_rows(tmp_path / "current", "id", "amount", *columns) == sorted(rows, key=repr)
+    ops = Counter(op for _, op in history(tmp_path))
+    assert ops == {"read": 2 + 3, "insert": 1}
+    assert silent(options) == []
+    assert position(options).due == {}
+    database.run("INSERT INTO orders (id, amount) VALUES (4, 4)")
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == ops + Counter(insert=1)
+
+
+def test_a_snapshot_that_is_due_is_listed_and_outlives_the_run(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is a part of the position: the run that found the change ends before it begins the snapshot."""
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("INSERT INTO orders VALUES (1, 1, 'a')")
+    run_to_end(options)
+    database.run("ALTER TABLE orders ADD COLUMN extra int DEFAULT 7", "INSERT INTO orders VALUES (2, 2, 'b', 8)")
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotTaker, "begins", lambda *_: [])
+        run_to_end(options)
+    assert list(position(options).due.values()) == [False]
+    assert [(one.table.partition(".")[2], one.state) for one in load_progress(open_pipeline(options))] == [
+        ("orders", "asked")
+    ]
+    (change,) = silent(options)
+    assert change["asked"]
+    assert change["command"] == ""
+    run_to_end(options)
+    assert delta_rows(tmp_path / "current", "id", "extra") == [(1, 7), (2, 8)]
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 1 + 2, "insert": 1}
+
+
+def test_a_snapshot_that_somebody_asked_for_is_the_one_that_is_due(database: Database, tmp_path: Path) -> None:
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("INSERT INTO orders VALUES (1, 1, 'a')")
+    run_to_end(options)
+    database.run("ALTER TABLE orders ADD COLUMN extra int DEFAULT 7", "INSERT INTO orders VALUES (2, 2, 'b', 8)")
+    pipeline = open_pipeline(options)
+    source, table = find_table(pipeline, "orders")
+    pipeline.requests.ask_snapshot(table, source, where="", empties=False, ids=pipeline.ids)
+    run_to_end(options)
+    assert delta_rows(tmp_path / "current", "id", "extra") == [(1, 7), (2, 8)]
+    ops = Counter(op for _, op in history(tmp_path))
+    assert ops["read"] in (1 + 2, 1 + 2 + 2)  # it may begin in an epoch before that of the change
+    assert position(options).due == {}
+    run_to_end(options)
+    assert Counter(op for _, op in history(tmp_path)) == ops
+
+
+def test_ddl_that_leaves_rows_as_they_are_asks_for_nothing(database: Database, tmp_path: Path) -> None:
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("INSERT INTO orders VALUES (1, 1, 'a')")
+    run_to_end(options)
+    database.run(
+        "ALTER TABLE orders DROP COLUMN note",
+        "INSERT INTO orders VALUES (2, 2)",
+        "CREATE TABLE orders_of_others (id int PRIMARY KEY, x int)",
+        "INSERT INTO orders_of_others VALUES (1, 1)",
+        "ALTER TABLE orders_of_others ADD COLUMN y int DEFAULT 7",
+        "INSERT INTO orders_of_others VALUES (2, 2, 2)",
+        "DROP TABLE orders_of_others",
+        "INSERT INTO orders VALUES (3, 3)",
+    )
+    run_to_end(options)
+    assert silent(options) == []
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 1, "insert": 2}
+
+
+def test_rows_of_whole_partitions_are_taken_away(mysql: BinlogServer, tmp_path: Path) -> None:
+    database = Database(mysql, tmp_path)
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("ALTER TABLE orders PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), "
+                 "PARTITION p1 VALUES LESS THAN (20))")  # fmt: skip
+    database.run("INSERT INTO orders VALUES (1, 1, 'a'), (11, 1, 'b')")
+    run_to_end(options)
+    database.run("ALTER TABLE orders TRUNCATE PARTITION p1")
+    run_to_end(options)
+    assert delta_rows(tmp_path / "current", "id") == [(1,)]
+
+
+def test_a_table_without_a_key_is_not_read_again(
+    postgres: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(postgres, "CREATE TABLE orders (id bigint, note text)", "INSERT INTO orders VALUES (1, 'a')")
+    options = captured(postgres, tmp_path, on_ddl="resnapshot")
+    options = replace(options, sinks=options.sinks[:1])
+    run_to_end(options)
+    execute(postgres, "ALTER TABLE orders ADD COLUMN extra int DEFAULT 7", "INSERT INTO orders VALUES (2, 'b', 8)")
+    run_to_end(options)
+    assert "column extra is new" in caplog.text
+    assert position(options).due == {}
+    assert len(silent(options)) == 1
+    assert history(tmp_path) == [(1, "read"), (2, "insert")]
+
+
+def test_a_new_schema_that_a_snapshot_shows_first(postgres: str, tmp_path: Path) -> None:
+    """No change of the table has the new column yet when somebody has it read again: that is enough."""
+    execute(postgres, ORDERS, "INSERT INTO orders VALUES (1, 1, 'a')")
+    options = captured(postgres, tmp_path, on_ddl="resnapshot")
+    run_to_end(options)
+    execute(postgres, "ALTER TABLE orders ADD COLUMN extra int DEFAULT 7")
+    pipeline = open_pipeline(options)
+    source, table = find_table(pipeline, "orders")
+    pipeline.requests.ask_snapshot(table, source, where="", empties=False, ids=pipeline.ids)
+    run_to_end(options)
+    execute(postgres, "INSERT INTO orders VALUES (2, 2, 'b', 8)")
+    run_to_end(options)
+    assert delta_rows(tmp_path / "current", "id", "extra") == [(1, 7), (2, 8)]
+    assert Counter(op for _, op in history(tmp_path)) == {"read": 1 + 1, "insert": 1}
+    assert silent(options) == []
+
+
+def test_a_spec_that_forbids_what_it_asks_for(tmp_path: Path) -> None:
+    spec = tmp_path / "firnline.yml"
+    spec.write_text("""
+name: shop
+sources:
+  db: {type: postgres, dsn: postgresql://localhost/x, tables: [orders], snapshot: never, on_ddl: resnapshot}
+sinks:
+  - {name: history, type: delta, table: lake/history, input: db.orders}
+""")
+    with pytest.raises(ConfigError, match="snapshot: never forbids it"):
+        build_options(load_spec(str(spec), environ={}), environ={})
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "again"),
     [
-        "DROP TABLE orders",
-        "RENAME TABLE orders TO old",
-        "ALTER TABLE orders RENAME TO old",
-        "ALTER TABLE orders TRUNCATE PARTITION p1",
-        "ALTER TABLE orders CONVERT TO CHARACTER SET latin1",
-        "alter table orders add column x int not null",
-        "ALTER TABLE orders ADD x int DEFAULT 5, ADD INDEX (x)",
-        "ALTER TABLE orders ADD COLUMN (x int GENERATED ALWAYS AS (id * 2))",
+        ("DROP TABLE orders", {"shop.orders": ""}),
+        ("CREATE OR REPLACE TABLE orders (id int)", {"shop.orders": "empty"}),
+        ("RENAME TABLE orders TO old", {"shop.orders": "", "shop.old": "empty"}),
+        ("RENAME TABLE orders TO old, new TO orders", {"shop.new": "", "shop.orders": "empty", "shop.old": "empty"}),
+        ("ALTER TABLE orders RENAME TO old", {"shop.orders": "", "shop.old": "empty"}),
+        ("ALTER TABLE orders RENAME old", {"shop.orders": "", "shop.old": "empty"}),
+        ("ALTER TABLE orders TRUNCATE PARTITION p1", {"shop.orders": "empty"}),
+        ("ALTER IGNORE TABLE orders ADD UNIQUE (x)", {"shop.orders": "empty"}),
+        ("ALTER TABLE orders CONVERT TO CHARACTER SET latin1", {"shop.orders": "read"}),
+        ("alter table orders add column x int not null", {"shop.orders": "read"}),
+        ("ALTER TABLE orders ADD x int DEFAULT 5, ADD INDEX (x)", {"shop.orders": "read"}),
+        ("ALTER TABLE orders ADD COLUMN (x int GENERATED ALWAYS AS (id * 2))", {"shop.orders": "read"}),
+        ("ALTER TABLE orders RENAME COLUMN a TO b", {"shop.orders": "read"}),
+        ("ALTER TABLE orders ADD COLUMN x int", {}),
+        ("ALTER TABLE orders ADD COLUMN x int NULL DEFAULT NULL", {}),
+        ("ALTER TABLE orders ADD COLUMN x varchar(9) COMMENT 'NOT NULL DEFAULT'", {}),
+        ("ALTER TABLE orders ADD INDEX (x)", {}),
+        ("ALTER TABLE orders RENAME INDEX a TO b", {}),
+        ("ALTER TABLE orders DROP COLUMN x", {}),
+        ("CREATE TABLE orders (id int NOT NULL)", {}),
     ],
 )
-def test_statements_that_change_rows_silently(statement: str) -> None:
-    from firnline.sources.mysql.statements import find_silent
-
-    assert statement[:20] in find_silent(statement)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "ALTER TABLE orders ADD COLUMN x int",
-        "ALTER TABLE orders ADD COLUMN x varchar(9) COMMENT 'NOT NULL DEFAULT'",
-        "ALTER TABLE orders ADD INDEX (x)",
-        "ALTER TABLE orders DROP COLUMN x",
-        "CREATE TABLE orders (id int NOT NULL)",
-        "ALTER TABLE orders RENAME COLUMN a TO b",
-    ],
-)
-def test_statements_that_leave_rows_as_they_are(statement: str) -> None:
-    from firnline.sources.mysql.statements import find_silent
-
-    assert not find_silent(statement)
+def test_statements_that_change_rows_silently(statement: str, again: dict[str, str]) -> None:
+    found = find_silent(statement, classify(statement, "shop").tables)
+    assert {table: effect.again for table, effect in found.items()} == again
+    assert all(statement[:20] in effect.reason for effect in found.values())

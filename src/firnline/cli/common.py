@@ -7,11 +7,11 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -332,7 +332,7 @@ def _existing(table: str) -> str:
 _COMMAND = re.compile(r"\bfirnline (checkpoints delete|ledger repair|savepoint [a-z]+|[a-z]+(?:-[a-z]+)*)\b(?! -f)")
 _WITH_SPEC = frozenset(
     ("checkpoint", "checkpoints", "dry-run", "files", "ledger", "pause", "quarantine", "rescale", "resume", "rollback",
-     "run", "savepoint", "state", "status", "stop")
+     "run", "savepoint", "snapshot", "state", "status", "stop")
 )  # fmt: skip
 
 
@@ -342,6 +342,13 @@ def name_spec(hint: str, spec: str | None) -> str:
         return hint
     named = f" -f {shlex.quote(spec)}"
     return _COMMAND.sub(lambda m: m.group() + (named if m.group(1).split()[0] in _WITH_SPEC else ""), hint)
+
+
+def silent_text(change: Mapping[str, Any], spec: str | None = None) -> str:
+    """Say how rows of a captured table may differ from the database, as in `silent_changes` of `status`."""
+    way = f"; to read the table again: {name_spec(change['command'], spec)}" if change["command"] else ""
+    way = "; the next epoch begins to read the table again" if change["asked"] else way
+    return f"{change['table']}: {change['reason']} (epoch {change['epoch']}){way}"
 
 
 def find_spec_argument(tokens: Sequence[str]) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cyclopts import App
 
-from firnline.cli.common import Common, Spec, load_pipeline
+from firnline.cli.common import Common, Spec, load_pipeline, name_spec
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 
@@ -97,7 +97,7 @@ def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
 
     warm_decoder(pipeline.options.sources, say)
     facts = preview(pipeline, None if common.json else common.out.width)
-    facts["warnings"] = [*warnings, *facts["warnings"]]
+    facts["warnings"] = [name_spec(text, spec) for text in (*warnings, *facts["warnings"])]
     if common.json:
         common.out.json(facts)
     else:

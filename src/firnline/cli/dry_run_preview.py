@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from firnline.cli.common import silent_text
 from firnline.cli.dry_run_columns import (
     Sampled,
     SampleTotals,
@@ -31,6 +33,7 @@ from firnline.cli.dry_run_columns import (
 from firnline.cli.text import shorten
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import Graph, Node, find_source, graph_of, sink_input, stateful, topological
+from firnline.history.schemas import change_facts, find_silent_changes
 from firnline.history.status import load_lease
 from firnline.jobs.engine import Output
 from firnline.jobs.read_job import PortContext, refuse_widening
@@ -92,6 +95,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         findings.warnings += source.remarks()
         if not found["files_outstanding"] and not found["late_files"] and not source.claims_first:
             findings.warnings.append(f"there is nothing to read below {source.location}")
+    findings.warnings += _silent_changes(pipeline)
     tables = {sink.name: schema_rows(pipeline, sink.name, sampled, schemas) for sink in pipeline.options.sinks}
     head, only, shards = findings.head, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)
     return {
@@ -157,6 +161,15 @@ def _resume(findings: _Findings) -> None:
     findings.positions[source.name], baseline = source.adopt(foreign)
     known = KnownFiles((str(record["path"]), str(record["etag"])) for record in baseline)
     findings.known = {source.name: known}
+
+
+def _silent_changes(pipeline: OpenPipeline) -> list[str]:
+    """Say which rows of captured tables may differ from the database, since the log does not have their change."""
+    if not any(source.has_log for source in pipeline.sources):
+        return []
+    with contextlib.suppress(LedgerHoleError):
+        return [silent_text(change_facts(epoch, change)) for epoch, _, change in find_silent_changes(pipeline)]
+    return []
 
 
 def _source(findings: _Findings, source: Source) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from firnline.cli.checkpoints import fact_text, state_facts
-from firnline.cli.common import Common, Duration, Flag, Spec, load_pipeline
+from firnline.cli.common import Common, Duration, Flag, Spec, load_pipeline, silent_text
 from firnline.cli.output import (
     MAX_REASON,
     NAMES_SHOWN,
@@ -81,7 +81,9 @@ Output (JSON fields):
                 the server's log, by the slot; null without one), alarm}; null
                 for others; schemas: those in force, [{table, version,
                 fingerprint}]; silent_changes: of rows of the database that
-                its log does not have, [{epoch, table, reason, position}]
+                its log does not have, [{epoch, table, reason, position,
+                again (read, empty or nothing: what mends it), asked (the next
+                epoch begins it), command}]
   last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
                 the newest run with an error failed (ended_run), or the last
                 error that it overcame; code `killed`: it ended without a word,
@@ -185,9 +187,9 @@ def status(
         if common.json:
             common.out.json(asdict(report))
         else:
-            _show(common.out, report)
+            _show(common.out, report, spec)
         return 0
-    watching = _Watch(options, common)
+    watching = _Watch(options, common, spec)
     while True:
         watching.refresh()
         rest(max(interval, MIN_INTERVAL))
@@ -207,8 +209,9 @@ class _Watch:
     The first reading fails like the command. Later failures are shown, and the next refresh reads again.
     """
 
-    def __init__(self, options: PipelineOptions, common: Common) -> None:
+    def __init__(self, options: PipelineOptions, common: Common, spec: str | None) -> None:
         self._options = options
+        self._spec = spec
         self._json = common.json
         self._refreshes = 0
 
@@ -241,7 +244,7 @@ class _Watch:
         if isinstance(report, FirnlineError | OSError):
             out.sentence(f"the status cannot be read: {report}")
         else:
-            _show(out, report)
+            _show(out, report, self._spec)
         lines = text.getvalue().splitlines()
         if not sys.stdout.isatty():
             sys.stdout.write("\n" * (self._refreshes > 1) + "\n".join(lines) + "\n")
@@ -370,9 +373,9 @@ def _source_text(source: dict[str, Any]) -> str:
     return "; ".join(texts)
 
 
-def _silent_text(changes: list[dict[str, Any]]) -> str:
-    """Say which rows of the database may differ from those here; of many changes the newest."""
-    shown = [f"{one['table']}: {one['reason']} (epoch {one['epoch']})" for one in changes[-NAMES_SHOWN:]]
+def _silent_text(changes: list[dict[str, Any]], spec: str | None) -> str:
+    """Say which rows of the database may differ from those here, and what to type; of many changes the newest."""
+    shown = [silent_text(one, spec) for one in changes[-NAMES_SHOWN:]]
     more = len(changes) - len(shown)
     return ". ".join([*reversed(shown), *([f"And {more} more before"] if more else [])])
 
@@ -412,7 +415,7 @@ def _rows_text(report: PipelineStatus) -> str:
     return f"{what}{where}{since}"
 
 
-def _show(out: Output, report: PipelineStatus) -> None:
+def _show(out: Output, report: PipelineStatus, spec: str | None = None) -> None:
     facts: dict[str, Any] = {"pipeline": report.pipeline, "state": _state_text(report)}
     if report.last_error:
         facts["last error"] = _error_text(report.last_error)
@@ -428,7 +431,7 @@ def _show(out: Output, report: PipelineStatus) -> None:
     }
     for source in report.sources:
         if source["silent_changes"]:
-            facts[f"not in the log of {source['name']}"] = _silent_text(source["silent_changes"])
+            facts[f"not in the log of {source['name']}"] = _silent_text(source["silent_changes"], spec)
     if len(report.sources) > 1:
         facts["backlog"] = _backlog_text(report)
     out.facts(facts | _more_facts(report))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
-from firnline.history.schemas import find_silent_changes, in_force, load_schema_history
+from firnline.history.schemas import change_facts, find_silent_changes, in_force, load_schema_history
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -115,7 +115,7 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
             for known in current
             if known.source == one.name
         ]
-        one.silent = [{"epoch": epoch, **change.to_json()} for epoch, source, change in silent if source == one.name]
+        one.silent = [change_facts(epoch, change) for epoch, source, change in silent if source == one.name]
 
 
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:

@@ -10,8 +10,8 @@ from firnline.checkpoint.ledger import Fold
 from firnline.errors import ConfigError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.read_again import HistoryPart
-from firnline.sources.cdc.options import LogSourceOptions
-from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange, compare_versions
+from firnline.sources.cdc.chunks import sees_epoch
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange
 from firnline.types import Json
 
 
@@ -60,24 +60,22 @@ def find_silent_changes(pipeline: OpenPipeline) -> list[tuple[int, str, SilentCh
     """Return epoch, source and change of captured rows that changed without being in the log, oldest first.
 
     Of servers that log statements, what these statements did; of others, what a new schema may mean. What came before
-    the last snapshot of the whole table is left out: that has read all rows again.
+    the last snapshot of the whole table, or in the epoch where that began, is left out: that has read all rows again.
     """
-    silent = {o.name for o in pipeline.options.sources if isinstance(o, LogSourceOptions) and not o.logs_statements}
     found: list[tuple[int, str, SilentChange]] = []
-    read_again: dict[tuple[str, str], int] = {}  # by source and table: the epoch in which the last snapshot begins
+    read_again: dict[tuple[str, str], int] = {}  # by source and table: the last epoch that the last snapshot sees
     for epoch, source, record in _records(pipeline):
         found += [(epoch, source, SilentChange.from_json(value)) for value in reversed(record.get(SILENT) or [])]
         if "begins" in record and not record["begins"]["where"]:
-            read_again.setdefault((source, str(record["begins"]["table"])), epoch)
-    newest: dict[tuple[str, str], SchemaVersion] = {}
-    for one in load_schema_history(pipeline):
-        before = newest.get((one.source, one.version.table))
-        newest[(one.source, one.version.table)] = one.version
-        change = compare_versions(before, one.version) if before is not None and one.source in silent else None
-        if change is not None:
-            found.append((one.epoch, one.source, change))
-    known = [one for one in found if one[0] >= read_again.get((one[1], one[2].table), 0)]
+            last = epoch if sees_epoch(record["begins"]) else epoch - 1
+            read_again.setdefault((source, str(record["begins"]["table"])), last)
+    known = [one for one in found if one[0] > read_again.get((one[1], one[2].table), 0)]
     return sorted(known, key=lambda one: one[0])
+
+
+def change_facts(epoch: int, change: SilentChange) -> dict[str, Json]:
+    """Return a change of rows that the log does not have, as `status` shows it."""
+    return {"epoch": epoch, **change.to_json(), "command": "" if change.asked else change.command}
 
 
 def _recorded(pipeline: OpenPipeline) -> Iterator[tuple[int, str, SchemaVersion]]:

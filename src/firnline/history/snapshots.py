@@ -17,7 +17,7 @@ class TableProgress:
     source: str
     table: str
     snapshot: SnapshotProgress | None  # None: it has not begun
-    asked: bool  # somebody asked for another one, which has not begun
+    asked: bool  # somebody asked for another one, or it is due, and it has not begun
 
     @property
     def state(self) -> str:
@@ -48,8 +48,9 @@ def load_progress(pipeline: OpenPipeline) -> list[TableProgress]:
         known = source.snapshots(position) if position is not None else {}
         begun = {one.request for one in known.values()}
         asked = {one.path for one in requests if one.source == source.name and one.id not in begun}
+        due = {table for table, one in known.items() if one.is_due}
         for table in sorted({*known, *asked}):
-            found.append(TableProgress(source.name, table, known.get(table), table in asked))
+            found.append(TableProgress(source.name, table, known.get(table), table in asked or table in due))
     return found
 
 

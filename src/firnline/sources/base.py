@@ -212,6 +212,7 @@ class SnapshotProgress:
     chunks: int
     done: bool
     request: str = ""  # that began it
+    is_due: bool = False  # the next epoch begins another one
 
 
 @dataclass(frozen=True, slots=True)

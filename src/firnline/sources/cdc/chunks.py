@@ -62,6 +62,11 @@ class SnapshotBegin:
         )
 
 
+def sees_epoch(begins: Mapping[str, Json]) -> bool:
+    """Return whether a snapshot has all rows of its table as they are after the epoch in which it begins."""
+    return not begins["where"] and begins["sees"] is None
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotPassed:
     """The log has passed the snapshot of a table without a key: no change of it is left out any more."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import Config, ReadSecret, Seconds, Size, differ, fail
 from firnline.options import SourceOptions
@@ -48,6 +48,12 @@ class LogSourceConfig(SourceConfig):
         description="Rows that are in a table before its changes are captured. initial: they are read once, also of a "
         "table that is added later. never: only changes are captured. always: every run reads the tables again.",
     )
+    on_ddl: Literal["warn", "resnapshot"] = Field(
+        default="warn",
+        description="DDL that changes rows without row events, such as a new column with a default or a changed type. "
+        "warn: the log, status and dry-run name the table and the command that reads it again. resnapshot: the next "
+        "epoch begins to read the table again.",
+    )
     poll_interval_secs: Seconds = Field(default=0.1, description="Seconds between two looks for new transactions.")
     spool: SpoolConfig = Field(default=SpoolConfig(), description="Spool files, in the pipeline's home.")
 
@@ -57,6 +63,12 @@ class LogSourceConfig(SourceConfig):
         if not any(not table.startswith("!") for table in tables):
             raise fail("name at least one table")
         return differ(tables, "table")
+
+    @model_validator(mode="after")
+    def _may_read(self) -> Self:
+        if self.on_ddl == "resnapshot" and self.snapshot == "never":
+            raise fail("on_ddl: resnapshot reads tables, and snapshot: never forbids it", "on_ddl")
+        return self
 
     def build(self, name: str, read_secret: ReadSecret) -> SourceOptions:
         """Return the options of the source."""

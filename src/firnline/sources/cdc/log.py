@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from firnline.types import Json
 
@@ -313,6 +313,14 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
+class SilentEffect:
+    """How a statement may change rows of a table that are there already, without a trace of them in the log."""
+
+    reason: str
+    again: Literal["", "read", "empty"]  # what mends it: reading the table again, and emptying it before; nothing
+
+
+@dataclass(frozen=True, slots=True)
 class Ddl:
     """A statement that changed tables, at its place among the change rows; for `on_ddl`."""
 
@@ -320,7 +328,7 @@ class Ddl:
     statement: str
     transaction: int  # index into `Decoded.transactions`
     order: int  # the number of the next change row
-    silent: str = ""  # how it may change rows that are there already, which the log does not have; empty: it does not
+    silent: Mapping[str, SilentEffect] = field(default_factory=dict)  # by table; those that it changes so
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class LogSourceOptions(SourceOptions):
     tables: tuple[str, ...] = ()
     include: tuple[str, ...] = field(default=(), kw_only=True)  # of committed_at, position, transaction, before
     snapshot: Literal["initial", "never", "always"] = field(default="initial", kw_only=True)
+    on_ddl: Literal["warn", "resnapshot"] = field(default="warn", kw_only=True)
     home: Home = field(default_factory=lambda: Home(""), kw_only=True)
     folder: str = field(default="", kw_only=True)  # of the spool, in the home
     poll_interval_secs: float = field(default=0.1, kw_only=True)

@@ -93,6 +93,10 @@ class LogPosition:
     window: tuple[str, ...] = ()
     # Tables that were captured before, each with the number of the newest snapshot then: what sinks have is old.
     left: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, str] = field(default_factory=dict)  # of `schemas`, if the server's log has no statements
+    # By table: a snapshot that the next epoch begins, since rows changed without being in the log; whether sinks lose
+    # what they have of the table first.
+    due: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def running(self) -> dict[str, TableSnapshot]:
@@ -129,6 +133,8 @@ class LogPosition:
             "snapshots": {table: one.to_json() for table, one in self.snapshots.items()},
             "window": list(self.window),
             "left": dict(self.left),
+            **({"shapes": dict(self.shapes)} if self.shapes else {}),
+            **({"due": dict(self.due)} if self.due else {}),
         }
 
     @classmethod
@@ -150,6 +156,8 @@ class LogPosition:
                 {str(table): TableSnapshot.from_json(one) for table, one in value.get("snapshots", {}).items()},
                 tuple(value.get("window", ())),
                 {str(table): int(serial) for table, serial in value.get("left", {}).items()},
+                dict(value.get("shapes", {})),
+                dict(value.get("due", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position of a {kind} source cannot be read: {error}") from error

@@ -6,6 +6,7 @@ So schema, position and rows become true together, and go back together.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,8 @@ from firnline.sources.files.formats.arrow_fit import own_field
 from firnline.types import Json
 
 VERSIONS = "schemas"  # of an input record: the versions that begin in the file
-SILENT = "silent"  # of an input record: statements in the file that changed rows which are not in the log
+SILENT = "silent"  # of an input record: changes of rows which are not in the log, by what the file has
+_SHAPE_SIGNS = 8  # of a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class VersionColumn:
 
     def to_json(self) -> dict[str, Json]:
         return {"name": self.name, "native": self.native, "type": self.type, "key": self.is_key}
+
+    @property
+    def shape(self) -> str:
+        """What tells columns apart by name (the first half) and by the type in the database (the second)."""
+        return _short_hash(self.name) + _short_hash(self.native)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> VersionColumn:
@@ -51,6 +58,11 @@ class SchemaVersion:
         """What identifies the content, without the place."""
         text = json.dumps([self.table, [one.to_json() for one in self.columns]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def shape(self) -> str:
+        """The names and types of the columns in few signs, for `compare_shapes`: a position has it."""
+        return "".join(column.shape for column in self.columns)
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -73,51 +85,49 @@ class SilentChange:
     table: str
     reason: str
     position: str  # where in the log, in the database's own words
+    again: str = "read"  # as in `SilentEffect`
+    asked: bool = False  # the next epoch begins a snapshot of the table
+
+    @property
+    def command(self) -> str:
+        """What a person types to bring the rows up to date; empty if nothing helps."""
+        return f"firnline snapshot --table {self.table}{' --empty' * (self.again == 'empty')}" if self.again else ""
 
     def to_json(self) -> dict[str, Json]:
-        return {"table": self.table, "reason": self.reason, "position": self.position}
+        found = {"table": self.table, "reason": self.reason, "position": self.position}
+        return {**found, "again": self.again, "asked": self.asked}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> SilentChange:
-        return cls(str(value["table"]), str(value["reason"]), str(value["position"]))
+        known = str(value["table"]), str(value["reason"]), str(value["position"])
+        return cls(*known, str(value.get("again", "read")), bool(value.get("asked", False)))
 
 
 def silent_changes(decoded: Decoded) -> list[SilentChange]:
     """Return what statements did to rows that are not in the log."""
     return [
-        SilentChange(table, one.silent, decoded.transactions[one.transaction].position)
+        SilentChange(table, effect.reason, decoded.transactions[one.transaction].position, effect.again)
         for one in decoded.ddl
-        if one.silent
-        for table in one.tables
+        for table, effect in one.silent.items()
     ]
 
 
-def compare_versions(before: SchemaVersion, after: SchemaVersion) -> SilentChange | None:
-    """Return how rows that were there before a schema may differ from the log, where the log has no statements."""
-    old, new = {one.name: one for one in before.columns}, {one.name: one for one in after.columns}
-    reasons = [f"column {name} is new: rows from before lack its default" for name in new if name not in old]
-    reasons += [
-        f"column {name} became {one.native}: rows from before keep their old value"
-        for name, one in new.items()
-        if name in old and old[name].native != one.native
-    ]
-    return SilentChange(after.table, "; ".join(reasons), after.position) if reasons else None
+def compare_shapes(before: str, after: SchemaVersion) -> SilentChange | None:
+    """Return how rows that were there before a schema may differ from the log, where the log has no statements.
 
-
-def changed_tables(known: Mapping[str, str], records: Iterable[Mapping[str, Json]]) -> dict[str, str]:
-    """Return the tables of which rows may have changed without being in the log, with the reason.
-
-    From the input records of a slice: tables whose schema is another one than in `known`, fingerprints by table, and
-    those that statements name. They are the ones to read again, if that is wanted.
+    `before` is the shape of the schema before it.
     """
-    found: dict[str, str] = {}
-    for record in records:
-        for value in record.get(VERSIONS) or []:
-            if value["table"] in known:
-                found.setdefault(str(value["table"]), f"the schema is another one from {value['position']} on")
-        for value in record.get(SILENT) or []:
-            found[str(value["table"])] = str(value["reason"])
-    return found
+    parts = [before[start : start + _SHAPE_SIGNS] for start in range(0, len(before), _SHAPE_SIGNS)]
+    old = {part[: _SHAPE_SIGNS // 2]: part for part in parts}
+    reasons = []
+    for column in after.columns:
+        part = column.shape
+        known = old.get(part[: _SHAPE_SIGNS // 2])
+        if known is None:
+            reasons.append(f"column {column.name} is new: rows from before lack its values")
+        elif known != part:
+            reasons.append(f"column {column.name} became {column.native}: rows from before keep their old value")
+    return SilentChange(after.table, "; ".join(reasons), after.position) if reasons else None
 
 
 def versions_of(decoded: Decoded) -> list[SchemaVersion]:
@@ -131,6 +141,10 @@ def versions_of(decoded: Decoded) -> list[SchemaVersion]:
             )
         )
     return found
+
+
+def _short_hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()[:3]).decode()
 
 
 def _columns(schema: TableSchema) -> tuple[VersionColumn, ...]:

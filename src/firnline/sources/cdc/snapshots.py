@@ -215,7 +215,8 @@ class SnapshotTaker:
                     continue
                 known = position.snapshots.get(table.name)
                 is_new = known is None and self._mode != "never"
-                if is_new or (self._mode == "always" and (known is None or known.id not in shared.made)):
+                is_made = known is not None and known.id in shared.made
+                if is_new or table.name in position.due or (self._mode == "always" and not is_made):
                     chosen[table.name] = None
                 elif known is not None and known.id in shared.changed:
                     chosen[table.name] = Asked(known.request, table.name, known.where)
@@ -246,9 +247,11 @@ class SnapshotTaker:
                 id_ = f"{serial:08d}-{secrets.token_hex(4)}"
                 shared.made.add(id_)
                 facts = shared.tables[name]
-                begin = SnapshotBegin(name, id_, facts.rows, identity=facts.identity)
+                empties = position.due.get(name, False)
+                begin = SnapshotBegin(name, id_, facts.rows, empties=empties, identity=facts.identity)
                 if asked_for is not None:
-                    begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=asked_for.empties)
+                    empties = empties or asked_for.empties
+                    begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=empties)
                 begins.append(begin)
             # What sinks have of a table that was captured before is old.
             return [
@@ -265,6 +268,12 @@ class SnapshotTaker:
             if known.identity and table.identity and known.identity != table.identity:
                 found.append(table)
         return found
+
+    def may_read_again(self, table: str) -> bool:
+        """Return whether a table can be read again: not without a key, since its rows would come twice."""
+        with self._news:
+            known = (self._shared.tables or {}).get(table)
+            return known is None or bool(known.key)
 
     def holds_log(self, position: LogPosition) -> bool:
         """Return whether the log must wait: a table without a key is being read, and what its snapshot sees is not

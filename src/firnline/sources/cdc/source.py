@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -26,12 +26,12 @@ from firnline.sources.base import (
     SourcePlan,
     Split,
 )
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft, sees_epoch
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, changed_tables, new_versions
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange, compare_shapes, new_versions
 from firnline.sources.cdc.snapshots import Asked, SnapshotTaker
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_all, list_names, read_facts
 from firnline.sources.cdc.spooling import Spooler, SpoolSettings
@@ -426,20 +426,47 @@ class LogSource(Source):
         schemas = dict(known.schemas)
         for record in _in_log_order(records):
             record[VERSIONS] = [one for one in record[VERSIONS] if self._tables.covers(one["table"])]
-            record[VERSIONS] = [one.to_json() for one in _new_versions(schemas, record)]
-        for table, reason in changed_tables(known.schemas, records).items():
-            facts = {"source": self.name, "table": table}
-            logger.warning("rows may have changed that are not in the log: %s", reason, extra=facts)
-        return _after(known, records, schemas).to_json(), records
+            record[VERSIONS] = [one.to_json() for one in new_versions(schemas, _versions(record))]
+        if not self._options.logs_statements:
+            _compare_shapes(known, records)
+        begun = {one["begins"]["table"] for one in records if "begins" in one and sees_epoch(one["begins"])}
+        for record in records:
+            if SILENT in record:
+                record[SILENT] = [self._answer(SilentChange.from_json(one), begun).to_json() for one in record[SILENT]]
+        return self._after(known, records).to_json(), records
+
+    def _answer(self, change: SilentChange, begun: Collection[str]) -> SilentChange:
+        """Log a change of rows that the log does not have, and ask for a snapshot of the table if that is wanted.
+
+        A snapshot that `begun` in the same epoch sees the change.
+        """
+        is_asked = (
+            self._options.on_ddl == "resnapshot"
+            and bool(change.again)
+            and change.table not in begun
+            and (self._taker is None or self._taker.may_read_again(change.table))
+        )
+        way = "the table is read again" if is_asked or change.table in begun else change.command
+        facts = {"source": self.name, "table": change.table, "position": change.position}
+        text = "rows may have changed that are not in the log: %s" + ("; %s" if way else "%s")
+        logger.warning(text, change.reason, way, extra=facts)
+        return replace(change, asked=is_asked)
 
     def replay(self, position: Json, records: Sequence[dict[str, Json]]) -> Json:
         known = LogPosition.from_json(position, self.kind)
         if not records:
             return position
-        schemas = dict(known.schemas)
+        return self._after(known, records).to_json()
+
+    def _after(self, known: LogPosition, records: Sequence[dict[str, Json]]) -> LogPosition:
+        """Return the position after an epoch with these input records."""
+        schemas, shapes = dict(known.schemas), dict(known.shapes)
         for record in _in_log_order(records):
-            _new_versions(schemas, record)
-        return _after(known, records, schemas).to_json()
+            schemas |= {version.table: version.fingerprint for version in _versions(record)}
+            if not self._options.logs_statements and not record.get("again"):
+                shapes |= {version.table: version.shape for version in _versions(record)}
+        after = _after(known, records, schemas)
+        return replace(after, shapes={table: shape for table, shape in shapes.items() if table in after.schemas})
 
     def replan(self, position: Json, records: Sequence[dict[str, Json]], parallelism: int) -> SourcePlan:
         return self._make_plan(position, [_open_input(record) for record in records], parallelism)
@@ -469,7 +496,10 @@ class LogSource(Source):
         return name if self._tables.covers(name) else None
 
     def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
-        return {table: one.progress for table, one in LogPosition.from_json(position, self.kind).snapshots.items()}
+        known = LogPosition.from_json(position, self.kind)
+        due = {table: SnapshotProgress(0, 0, 0, False, is_due=True) for table in known.due}
+        begun = {table: replace(one.progress, is_due=table in due) for table, one in known.snapshots.items()}
+        return {**due, **begun}
 
     def snapshot(self, request: str, table: str, *, where: str, empties: bool) -> None:
         asked = self._asked.setdefault(request, Asked(request, table, where, empties))
@@ -579,8 +609,34 @@ def _find_overwritten(records: Sequence[dict[str, Json]]) -> None:
                     record["again"] = "the table was changed meanwhile"
 
 
-def _new_versions(known: dict[str, str], value: Mapping[str, Json]) -> list[SchemaVersion]:
-    return new_versions(known, [SchemaVersion.from_json(one) for one in value[VERSIONS]])
+def _versions(record: Mapping[str, Json]) -> list[SchemaVersion]:
+    return [SchemaVersion.from_json(one) for one in record[VERSIONS]]
+
+
+def _compare_shapes(known: LogPosition, records: Sequence[dict[str, Json]]) -> None:
+    """Add to the records of an epoch what a new schema may mean for rows from before.
+
+    A snapshot of all rows whose first chunk has the schema means nothing more: it has all of them. A chunk that is
+    read again means nothing.
+    """
+    shapes = dict(known.shapes)
+    begun = {one.id for one in known.snapshots.values() if one.after is not None or one.where}
+    begun |= {one["begins"]["snapshot"] for one in records if "begins" in one and one["begins"]["where"]}
+    for record in _in_log_order(records):
+        if record.get("again"):
+            continue
+        snapshot = record["chunk"]["snapshot"] if "chunk" in record else None
+        found = list(record.get(SILENT, []))
+        for version in _versions(record):
+            if version.table in known.schemas or version.table in shapes:
+                change = compare_shapes(shapes.get(version.table, ""), version)
+                if change is not None and (snapshot is None or snapshot in begun):
+                    found.append(change.to_json())
+            shapes[version.table] = version.shape
+        if found:
+            record[SILENT] = found
+        if snapshot is not None:
+            begun.add(snapshot)
 
 
 def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: Mapping[str, str]) -> LogPosition:
@@ -589,9 +645,15 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
     place, spool, seen = known.place, known.spool, 0
     left, schemas = dict(known.left), dict(schemas)
     files: list[str] = []
+    due = dict(known.due)
     for record in records:
         one = _open_input(record)
+        for change in (SilentChange.from_json(value) for value in record.get(SILENT, ())):
+            if change.asked:
+                due[change.table] = due.get(change.table, False) or change.again == "empty"
         if isinstance(one, SnapshotBegin):
+            if not one.where:
+                due.pop(one.table, None)
             snapshots[one.table] = TableSnapshot(
                 one.snapshot,
                 estimate=one.estimate,
@@ -609,6 +671,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             left[one.table] = known.serial
             snapshots.pop(one.table, None)
             schemas.pop(one.table, None)
+            due.pop(one.table, None)
         elif isinstance(one, ChunkFile):
             snapshots[one.table] = _after_chunk(snapshots[one.table], one, str(record["again"]))
             seen = max(seen, int(record["seen"]))
@@ -621,7 +684,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
                 if table in known.running and table in snapshots:
                     begun = snapshots[table]
                     snapshots[table] = replace(begun, after=None, order=None, rows=0, again=begun.again + 1, done=False)
-    after = replace(known, place=place, spool=spool, schemas=schemas, snapshots=snapshots, left=left)
+    after = replace(known, place=place, spool=spool, schemas=schemas, snapshots=snapshots, left=left, due=due)
     if not after.running:
         return replace(after, window=())
     # The first chunk of a snapshot sees all of the epoch in which the snapshot began.

@@ -111,7 +111,7 @@ class MySqlDecoder(LogDecoder):
             changes.append(_emptied(state, table, index, int(starts[number]), self._with_before))
         changes.sort(key=lambda one: int(one.order[0]))
         ddl = [
-            Ddl(tables, text, index, int(starts[number]), find_silent(text))
+            Ddl(tables, text, index, int(starts[number]), find_silent(text, tables))
             for tables, text, index, number in state.ddl
         ]
         return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
+
+from firnline.sources.cdc.log import SilentEffect
 
 
 class Kind(Enum):
@@ -45,17 +48,27 @@ _TABLE_DDL = re.compile(
 _DROP = re.compile(rf"DROP\s+TABLE(?:\s+IF\s+EXISTS)?\s*({_TABLE}(?:\s*,\s*{_TABLE})*)", re.IGNORECASE)
 _RENAME = re.compile(r"RENAME\s+TABLES?(?:\s+IF\s+EXISTS)?\s*(.*)", re.IGNORECASE | re.DOTALL)
 _DATABASE = re.compile(r"(?:DROP|ALTER)\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
+_NEW_NAME = rf"\bRENAME\s+(?:(?:TO|AS)\s+)?(?!(?:TO|AS|COLUMN|INDEX|KEY)\b)({_TABLE})"  # of a table
+_RENAMES = re.compile(rf"^(RENAME\s+TABLES?\b|ALTER\b.*?{_NEW_NAME})", re.IGNORECASE | re.DOTALL)
+_NOTHING, _READ, _EMPTY = SilentEffect("", ""), SilentEffect("", "read"), SilentEffect("", "empty")
 _SILENT_CHANGES = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), effect)
-    for pattern, effect in (
-        (r"^DROP\s+(TABLE|DATABASE|SCHEMA)\b", "removed the rows: they stay here"),
-        (r"^(RENAME\s+TABLE|ALTER\b.*?\bRENAME\s+(TO|AS)\b)", "gave the rows to another name: they stay here"),
-        (r"^ALTER\b.*\b(DROP|TRUNCATE|EXCHANGE|DISCARD|IMPORT)\s+(PARTITION|TABLESPACE)\b", "changed whole partitions"),
-        (r"^ALTER\b.*\b(MODIFY|CHANGE|CONVERT)\b", "may have changed values: rows from before keep their old ones"),
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), replace(way, reason=effect))
+    for pattern, effect, way in (
+        (r"^DROP\s+(TABLE|DATABASE|SCHEMA)\b", "removed the rows: they stay here", _NOTHING),
+        (r"^CREATE\s+OR\s+REPLACE\b", "replaced the table: its old rows stay here", _EMPTY),
+        (r"^ALTER\s+(ONLINE\s+)?IGNORE\b", "may have removed rows: they stay here", _EMPTY),
+        (r"^ALTER\b.*\b(DROP|TRUNCATE|EXCHANGE|DISCARD|IMPORT)\s+(PARTITION|TABLESPACE)\b",
+         "changed whole partitions", _EMPTY),
+        (r"^ALTER\b.*\b(MODIFY|CHANGE|CONVERT)\b",
+         "may have changed values: rows from before keep their old ones", _READ),
+        (r"^ALTER\b.*\bRENAME\s+COLUMN\b", "renamed a column: rows from before have it under its old name", _READ),
         (r"^ALTER\b.*\bADD\b(?!\s+(INDEX|KEY|UNIQUE|FULLTEXT|SPATIAL|PRIMARY|CONSTRAINT|FOREIGN|CHECK|PARTITION)\b)"
-         r".*\b(DEFAULT|NOT\s+NULL|AS|AUTO_INCREMENT)\b", "added a column with values: rows from before lack them"),
+         r".*\b(DEFAULT(?!\s+NULL\b)|NOT\s+NULL|AS|AUTO_INCREMENT|SERIAL)\b",
+         "added a column with values: rows from before lack them", _READ),
     )
 )  # fmt: skip
+_RENAMED_FROM = SilentEffect("gave the rows to another name: they stay here", "")
+_RENAMED_TO = SilentEffect("gave the table the rows of another one", "empty")
 _SILENT = frozenset(
     {
         "ALTER", "ANALYZE", "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CREATE", "DROP", "FLUSH", "GRANT",
@@ -87,7 +100,7 @@ def classify(statement: str, database: str) -> Statement:
         if first == "CREATE" and re.search(r"\bSELECT\b", _QUOTED.sub("''", text), re.IGNORECASE):
             return Statement(Kind.ROWS)  # with rows, it would be logged without the SELECT
         tables = [_table(found.group(1), database)]
-        if first == "ALTER" and (renamed := re.search(rf"\bRENAME\s+(?:TO|AS)\s+({_TABLE})", plain, re.IGNORECASE)):
+        if first == "ALTER" and (renamed := re.search(_NEW_NAME, plain, re.IGNORECASE)):
             tables.append(_table(renamed.group(1), database))
         return Statement(Kind.DDL, tuple(tables))
     if found := _DROP.match(text):
@@ -102,14 +115,19 @@ def classify(statement: str, database: str) -> Statement:
     return Statement(Kind.ROWS)
 
 
-def find_silent(statement: str) -> str:
-    """Return how DDL may change rows that are there already, which no row event tells; empty if it does not."""
+def find_silent(statement: str, tables: Sequence[str]) -> dict[str, SilentEffect]:
+    """Return, by table, how DDL may change rows that are there already, which no row event tells.
+
+    `tables` are those of `classify`. A table that a statement does not change so is left out.
+    """
     text = _LITERAL.sub("''", _COMMENT.sub(lambda found: f" {found.group(1) or ''} ", statement)).strip()
     shown = " ".join(statement.split())[:200]
-    for pattern, effect in _SILENT_CHANGES:
-        if pattern.search(text):
-            return f"{shown!r} {effect}"
-    return ""
+    found: dict[str, SilentEffect] = {}
+    if _RENAMES.search(text):  # old and new names in turn; a name may be both: then it has other rows now
+        found = dict.fromkeys(tables[::2], _RENAMED_FROM) | dict.fromkeys(tables[1::2], _RENAMED_TO)
+    elif (effect := next((effect for pattern, effect in _SILENT_CHANGES if pattern.search(text)), None)) is not None:
+        found = dict.fromkeys(tables, effect)
+    return {table: replace(effect, reason=f"{shown!r} {effect.reason}") for table, effect in found.items()}
 
 
 def _table(name: str, database: str) -> str:
