@@ -21,9 +21,11 @@ knows. The first use may take up to a minute to compile the decoder, once per
 installation.
 
 Output (JSON fields):
-  pipeline, source {path, files_outstanding, bytes_outstanding, late_files}
-  (null when there are several), sources [{name, ..., inputs (what is
-  counted: file, or partition of a topic), last_committed_file}],
+  pipeline, source {path, files_outstanding, bytes_outstanding, late_files,
+  tables} (null when there are several), sources [{name, ..., inputs (what is
+  counted: file, or partition of a topic), last_committed_file, tables (that
+  the source captures, [{table, key, would_read (the rows that are there),
+  estimate (of these rows, by the server; 0: it has none)}]; null for others)}],
   first_epoch {files, size_bytes}, epochs_about,
   journal {table, exists, version, writable} (null if a sink decides),
   sinks [{name, type, table (where it is, without credentials), decides, input,
@@ -83,6 +85,14 @@ SCHEMA_COLUMNS = (
     Column("origin", drop=2),
     Column("odd", "odd values", drop=1),
 )
+TABLE_COLUMNS = (
+    Column("table", "captured table"),
+    Column("key"),
+    Column("rows", "rows (about)", right=True),
+    Column("would read", "rows are read"),
+    Column("source"),
+)
+TABLES_SHOWN = 20
 
 app = App(name="dry-run", help_epilogue=EPILOGUE)
 
@@ -108,13 +118,20 @@ def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
 def _show(out: Output, facts: dict[str, Any]) -> None:
     resume, first, sample = facts["resume"], facts["first_epoch"], facts["sample"]
     source, sources = facts["source"], facts["sources"]
+    only_captures = all(one["tables"] is not None for one in sources)  # nobody knows the number of their spool files
     begin = "starting fresh" if resume["path"] == "fresh" else f"resuming after epoch {resume['epoch']}"
     out.facts(
         {
             "pipeline": facts["pipeline"],
             **({"source": source["path"], "would read": _waiting(source)} if source else {}),
-            "in about": count_text(facts["epochs_about"], "epoch"),
-            "first epoch": f"{count_text(first['files'], _word(sources))}, {size_text(first['size_bytes'])}",
+            **(
+                {}
+                if only_captures
+                else {
+                    "in about": count_text(facts["epochs_about"], "epoch"),
+                    "first epoch": f"{count_text(first['files'], _word(sources))}, {size_text(first['size_bytes'])}",
+                }
+            ),
             "would begin": begin,
             **_decides(facts),
             "java": facts["java"] or "not found",
@@ -123,6 +140,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
     if source is None:
         out.line()
         out.table(SOURCE_COLUMNS, [{**s, "waiting": _waiting(s)} for s in sources])
+    _show_captured(out, sources)
     if source is None or any(node["kind"] == "operator" for node in facts["graph"]["nodes"]):
         out.line()
         for line in facts["graph"]["drawing"]:
@@ -147,7 +165,7 @@ def _show(out: Output, facts: dict[str, Any]) -> None:
         if len(groups) > 1:
             out.line(f"columns of {', '.join(sinks)}:")
         out.table(SCHEMA_COLUMNS, [{**c, "origin": _origin(c), "odd": _share(c["odd_share"])} for c in columns])
-    if groups:
+    if groups and not only_captures:
         for line in _sample_lines(sample, _word(sources)):
             out.sentence(line)
     operators = [node for node in facts["graph"]["nodes"] if node["kind"] == "operator"]
@@ -187,8 +205,43 @@ def _word(sources: list[dict[str, Any]]) -> str:
 
 
 def _waiting(source: dict[str, Any]) -> str:
+    if source["tables"] is not None:
+        return _captures(source)
     waiting = f"{count_text(source['files_outstanding'], source['inputs'])}, {size_text(source['bytes_outstanding'])}"
     return waiting + (f", {count_text(source['late_files'], 'late file')}" if source["late_files"] else "")
+
+
+def _captures(source: dict[str, Any]) -> str:
+    """Say what a source that captures tables would read: rows that are there, and changes."""
+    tables = source["tables"]
+    read = [one for one in tables if one["would_read"]]
+    rows = sum(one["estimate"] for one in read)
+    texts = [f"the rows of {count_text(len(read), 'table')}, about {rows:,}"] if rows else []
+    if read and not rows:
+        texts = [f"the rows of {count_text(len(read), 'table')}"]
+    log = f" ({size_text(source['bytes_outstanding'])} of the log)" if source["bytes_outstanding"] else ""
+    return ", then ".join([*texts, f"the changes of {count_text(len(tables), 'table')}{log}"])
+
+
+def _show_captured(out: Output, sources: list[dict[str, Any]]) -> None:
+    """Show the tables that sources capture."""
+    tables = [(source["name"], one) for source in sources for one in source["tables"] or ()]
+    if not tables:
+        return
+    rows = [
+        {
+            "table": one["table"],
+            "key": ", ".join(one["key"]) or "none: append only",
+            "rows": f"{one['estimate']:,}" if one["estimate"] else "unknown",
+            "would read": "yes" if one["would_read"] else "no",
+            "source": name,
+        }
+        for name, one in tables[:TABLES_SHOWN]
+    ]
+    out.line()
+    out.table(TABLE_COLUMNS if len(sources) > 1 else TABLE_COLUMNS[:-1], rows)
+    if len(tables) > len(rows):
+        out.line(f"and {count_text(len(tables) - len(rows), 'more table')} (--json lists all)")
 
 
 def _alike(tables: list[dict[str, Any]]) -> list[tuple[list[str], list[dict[str, Any]]]]:

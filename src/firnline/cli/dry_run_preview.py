@@ -131,7 +131,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
 
 # What is atomic in a sink that delivers an epoch in parts.
 _PARTS = {"delta": "table", "kafka": "lane", "redis": "script"}
-_SOURCE_FIELDS = ("path", "inputs", "files_outstanding", "bytes_outstanding", "late_files")
+_SOURCE_FIELDS = ("path", "inputs", "files_outstanding", "bytes_outstanding", "late_files", "tables")
 
 
 def _resume(findings: _Findings) -> None:
@@ -176,6 +176,7 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
     """Return what a run would read of one source."""
     position = findings.positions[source.name]
     backlog = source.backlog(position)
+    tables = source.find_captured(position)
     return {
         "name": source.name,
         "path": next(o.location for o in findings.pipeline.options.sources if o.name == source.name),
@@ -184,6 +185,7 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
         "bytes_outstanding": backlog.bytes_outstanding,
         "late_files": _late(findings, source),
         "last_committed_file": source.describe(position).last,
+        "tables": [table.to_json() for table in tables] if tables is not None else None,
     }
 
 

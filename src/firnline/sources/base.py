@@ -216,6 +216,19 @@ class SnapshotProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedTable:
+    """A table whose changes a source captures, as its server describes it now."""
+
+    name: str
+    key: tuple[str, ...]  # by which changes name a row; empty: they can only be appended
+    would_read: bool  # whether a run reads the rows that are there, or the rest of them
+    estimate: int  # of all rows, by the server; 0: it has none
+
+    def to_json(self) -> dict[str, Json]:
+        return {"table": self.name, "key": list(self.key), "would_read": self.would_read, "estimate": self.estimate}
+
+
+@dataclass(frozen=True, slots=True)
 class PositionChange:
     """A position that a person chose, and what it means for the input, in words for the plan.
 
@@ -637,6 +650,14 @@ class Source(ABC):
     def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
         """Return, by table, how far the snapshots have come that a position names. Pure."""
         return {}
+
+    def find_captured(self, position: Json) -> Sequence[CapturedTable] | None:
+        """Return the tables that a run behind `position` captures; None if the source captures none. Asks the server.
+
+        Raises:
+            SourceError, ConfigError: the server does not answer, or a table cannot be read.
+        """
+        return None
 
     def answered(self, position: Json) -> frozenset[str]:
         """Return the requests of `reread`, `replay_quarantined` and `snapshot` that a position names as answered.

@@ -70,6 +70,7 @@ class GuardedSource(Source):
     skip = forward(Source.skip)
     check = forward(Source.check)
     remarks = forward(Source.remarks)
+    find_captured = forward(Source.find_captured)
     find_key = forward(Source.find_key)
     log_lag = forward(Source.log_lag)
     claimed = forward(Source.claimed)

@@ -17,6 +17,7 @@ from firnline.names import chunk_parts, spool_parts
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
+    CapturedTable,
     Limits,
     LogLag,
     PositionChange,
@@ -500,6 +501,22 @@ class LogSource(Source):
         due = {table: SnapshotProgress(0, 0, 0, False, is_due=True) for table in known.due}
         begun = {table: replace(one.progress, is_due=table in due) for table, one in known.snapshots.items()}
         return {**due, **begun}
+
+    def find_captured(self, position: Json) -> list[CapturedTable]:
+        known, mode = LogPosition.from_json(position, self.kind), self._options.snapshot
+        reader = self.open_tables()
+        try:
+            tables = reader.find_tables()
+        finally:
+            reader.close()
+        found = []
+        for table in tables:
+            begun = known.snapshots.get(table.name)
+            is_new = begun is None and mode != "never" and (bool(table.key) or reader.reads_whole)
+            again = bool(table.key) and (mode == "always" or table.name in known.due)
+            would_read = is_new or again or table.name in known.running
+            found.append(CapturedTable(table.name, table.key, would_read, table.rows))
+        return found
 
     def snapshot(self, request: str, table: str, *, where: str, empties: bool) -> None:
         asked = self._asked.setdefault(request, Asked(request, table, where, empties))
