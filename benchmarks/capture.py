@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from firnline.options import PipelineOptions
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
-from firnline.sources.cdc.log import LogDecoder
+from firnline.sources.cdc.log import LogDecoder, LogStream, Piece
 from firnline.sources.mysql.decode import MySqlDecoder
 from firnline.sources.postgres.decode import PostgresDecoder
 
@@ -45,12 +45,11 @@ def capture_decode(world: World) -> list[Row]:
         with running_database(name) as database:
             start = _begin(database)
             transactions = database.fill_many(count)
-            files: list[tuple[bytes, bytes]] = []
+            files = _read(database, start, transactions)
 
-            def read(
-                database: Database = database, files: list[Any] = files, start: Any = start, many: int = transactions
-            ) -> None:
-                files[:] = _read(database, start, many)
+            def read(database: Database = database, start: Any = start, many: int = transactions) -> None:
+                for _ in _pieces(database, start, many):  # thrown away, as the client does
+                    pass
 
             works = [read, *([database.throw_away] if database.client else [])]
             read_ms, *thrown_ms = in_turns(works, rounds=world.rounds(ROUNDS), each=1)
@@ -166,21 +165,28 @@ def _begin(database: Database) -> Any:
     return start
 
 
-def _read(database: Database, start: Any, transactions: int) -> list[tuple[bytes, bytes]]:
-    """Read whole transactions, as the spool does; returns context and frames of every file."""
+def _pieces(database: Database, start: Any, transactions: int) -> Iterator[tuple[LogStream, Piece, bool]]:
+    """Read whole transactions, as the spool does: the stream, each piece, and whether it is the last one."""
     database.rewind()
     stream = database.stream()
     stream.open(start)
-    found, cuts, frames = [], 0, bytearray()
-    context = stream.context(at_cut=False)
+    cuts = 0
     while cuts < transactions:
         piece = stream.read(PIECE, 10.0)
         cuts += len(piece.cuts)
+        yield stream, piece, cuts == transactions
+    stream.close()
+
+
+def _read(database: Database, start: Any, transactions: int) -> list[tuple[bytes, bytes]]:
+    """Read whole transactions; returns context and frames of every file, as the spool keeps them."""
+    found: list[tuple[bytes, bytes]] = []
+    frames, context = bytearray(), b""
+    for stream, piece, is_last in _pieces(database, start, transactions):
         frames += piece.frames
-        if len(frames) >= FILE or cuts == transactions:
+        if len(frames) >= FILE or is_last:
             found.append((context, bytes(frames)))
             frames, context = bytearray(), stream.context(at_cut=False)
-    stream.close()
     return found
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import struct
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from firnline.errors import DamagedError
+from firnline.errors import DamagedError, FirnlineError
 from firnline.sources.cdc.log import pack_frame, unpack_frames
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.decode import MySqlDecoder
+from firnline.sources.mysql.packets import PacketReader
+from firnline.sources.mysql.server import Server
+from firnline.sources.mysql.stream import MySqlStream
 from tests.support.binlog import end_of, flat, reading
 from tests.support.mysql import BinlogServer
 
@@ -98,3 +105,104 @@ def test_bytes_that_pass_the_checksum(recorded: tuple[bytes, bytes]) -> None:
                 changes.rows.validate(full=True)
     assert refused > FLIPS // 20
     assert read > FLIPS // 20
+
+
+class _Recorded:
+    """A connection that gives recorded bytes, in pieces, and then nothing."""
+
+    def __init__(self, data: bytes, piece: int) -> None:
+        self._data, self._at, self._piece = data, 0, piece
+        self._sock = self
+
+    def settimeout(self, _seconds: float) -> None:
+        """Nothing to do: it never waits."""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        part = self._data[self._at : self._at + min(self._piece, len(buffer))]
+        if not part:
+            raise BlockingIOError
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+
+def _packets(messages: Iterator[bytes]) -> bytes:
+    """Events as the server sends them."""
+    sent = bytearray()
+    for number, event in enumerate(messages):
+        sent += struct.pack("<I", len(event) + 1 | number % 256 << 24) + b"\0" + event
+    return bytes(sent)
+
+
+def _stream(server: BinlogServer, sent: bytes, piece: int, *, one_by_one: bool = False) -> MySqlStream:
+    """A stream that reads recorded packets."""
+    stream: Any = MySqlStream(server.dsn, lambda table: table == "shop.t", 4711)
+    stream._server = Server(("recorded", 0), "", False, "", 1, False, "CRC32", {})
+    stream._packets = PacketReader(_Recorded(sent, piece), stream._server, 60.0)
+    if one_by_one:
+        stream._take_many = lambda _packets, _max_bytes: False
+    return stream  # type: ignore[no-any-return]
+
+
+def _read_all(stream: MySqlStream, max_bytes: int) -> list[Any]:
+    """Frames, positions and counted rows of all that a stream gives."""
+    frames, cuts = b"", []
+    while (piece := stream.read(max_bytes, 0.0)).frames:
+        cuts += [(len(frames) + cut.offset, cut.position, cut.rows) for cut in piece.cuts]
+        frames += piece.frames
+    return [frames, cuts]
+
+
+@pytest.fixture
+def many(binlog_server: BinlogServer) -> tuple[BinlogServer, list[bytes]]:
+    """The events of statements that changed many rows, of a table that is captured and of one that is not."""
+    binlog_server.run(
+        "CREATE DATABASE shop", "CREATE TABLE shop.t (id int primary key, a varchar(200), b int)",
+        "CREATE TABLE shop.u LIKE shop.t",
+    )  # fmt: skip
+    start = end_of(binlog_server)
+    values = ", ".join(f"({i}, repeat('x', {i * 7 % 200}), {i})" for i in range(600))
+    for table in ("t", "u"):
+        binlog_server.run(f"INSERT INTO shop.{table} VALUES {values}")
+    binlog_server.run("UPDATE shop.t JOIN shop.u USING (id) SET t.b = -t.id, u.b = -t.id", "DELETE FROM shop.t")
+    with reading(binlog_server, start) as log:
+        log.read(4)
+    begin = ev.make_event(
+        ev.Header(0, ev.QUERY, 1, 0, 0, 0), struct.pack("<IIBHH", 0, 0, 0, 0, 0) + b"\0" + b"BEGIN"
+    )  # fmt: skip
+    events = [bytes(frame) for frame in (*unpack_frames(log.context), *unpack_frames(log.frames))]
+    return binlog_server, [one for event in events for one in ([event, begin] if event[4] in ev.GTIDS else [event])]
+
+
+def test_events_taken_at_once_are_those_taken_one_by_one(many: tuple[BinlogServer, list[bytes]]) -> None:
+    server, events = many
+    rows = [event for event in events if event[4] in ev.ROWS]
+    assert len(rows) >= 40
+    sent = _packets(iter(events))
+    for max_bytes in (1, 10_000, 1 << 20):
+        expected = _read_all(_stream(server, sent, 1 << 20, one_by_one=True), max_bytes)
+        assert len(expected[1]) == 3  # transactions with rows of the table
+        for piece in (1, 1000, 1 << 20) if max_bytes > 1 else (16_384,):
+            stream: Any = _stream(server, sent, piece)
+            with mock.patch.object(stream._out, "reserve", wraps=stream._out.reserve) as reserve:
+                assert _read_all(stream, max_bytes) == expected
+            assert mock.call(max_bytes) in reserve.mock_calls or max_bytes == 1  # compiled code took events
+
+
+def test_every_part_of_packets_damaged(many: tuple[BinlogServer, list[bytes]]) -> None:
+    """A byte of a packet changed: an error, or nothing but the frames before it."""
+    server, events = many
+    sent = _packets(iter(events))
+    expected = _read_all(_stream(server, sent, 1 << 20), 1 << 20)[0]
+    seeded = random.Random(7)
+    refused = 0
+    for _ in range(FLIPS):
+        damaged = bytearray(sent)
+        damaged[seeded.randrange(len(sent))] ^= 1 << seeded.randrange(8)
+        try:
+            frames, _ = _read_all(_stream(server, bytes(damaged), 1 << 16), 1 << 20)
+        except FirnlineError:
+            refused += 1
+        else:
+            assert expected.startswith(frames)
+    assert refused > FLIPS // 2

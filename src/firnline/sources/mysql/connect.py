@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -87,13 +89,34 @@ def connect(dsn: Dsn, host: tuple[str, int], read_seconds: float = 60.0) -> Any:
         SourceError: the host does not answer.
         ConfigError: it refuses the user.
     """
-    library = load_library()
     with errors_in_words("cannot connect", host):
-        return library.connect(
+        return _connection_class()(
             host=host[0], port=host[1], user=dsn.user, password=dsn.password, autocommit=True, charset="utf8mb4",
             connect_timeout=CONNECT_SECONDS, read_timeout=read_seconds, write_timeout=60.0, program_name="firnline",
             **_tls(dict(dsn.tls)),
         )  # fmt: skip
+
+
+@cache
+def _connection_class() -> Any:
+    """Return the library's connection. Where no certificate is checked, it does not load those of the system, which
+    takes longer than all else of connecting."""
+
+    class Connection(load_library().connections.Connection):  # type: ignore[misc]
+        def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
+            made: ssl.SSLContext = super()._create_ssl_ctx(options or _unchecked())
+            return made
+
+    return Connection
+
+
+@cache
+def _unchecked() -> ssl.SSLContext:
+    """Return settings of TLS that take any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def connect_any(dsn: Dsn, hosts: Sequence[tuple[str, int]]) -> tuple[Any, tuple[str, int]]:
@@ -114,7 +137,7 @@ def _tls(options: dict[str, str]) -> dict[str, Any]:
         return {"ssl_disabled": True}
     keys: dict[str, Any] = {name: options[name] for name in _TLS_FILES if name in options}
     if mode == "required" and not keys:
-        return {"ssl": {"check_hostname": False, "verify_mode": "none"}}
+        return {"ssl": _unchecked()}
     if mode in ("verify_ca", "verify_identity"):
         keys |= {"ssl_verify_cert": True, "ssl_verify_identity": mode == "verify_identity"}
     return keys

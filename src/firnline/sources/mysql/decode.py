@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from firnline.sources.cdc.log import Changes, ChunkRows, Ddl, Decoded, LogDecoder, Op, TableSchema, Transaction
-from firnline.sources.mysql import chunk, kernel
+from firnline.sources.mysql import chunk, kernel, stream_kernel
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.convert import ColumnValues, convert
 from firnline.sources.mysql.events import Header, damaged, read_length
@@ -363,3 +363,4 @@ def warm_up() -> None:
     kernel.clocks(data, values.offsets, values.states, False, 0, np.empty(2, np.int32), np.empty(18, np.uint8))
     kernel.decimals(data, values.offsets, values.states, 9, 0, np.empty((1, 2), np.uint64))
     chunk.warm_up()
+    stream_kernel.warm_up()

@@ -8,14 +8,19 @@ import ssl
 import threading
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from firnline.clock import monotonic
 from firnline.errors import SourceError
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.connect import RETRY_HINT
 from firnline.sources.mysql.server import Server, as_log_error
+from firnline.sources.mysql.stream_kernel import SLACK
 
 LARGEST = 0xFFFFFF  # a packet of this length goes on in the next one
 BUFFER_BYTES = LARGEST + 4 + (1 << 20)
+GATHERED = 1 << 18  # bytes that one `fill` reads if they are there; a read of an encrypted socket gives 16 KiB at most
 
 
 class PacketReader:
@@ -26,8 +31,10 @@ class PacketReader:
         self._socket: Any = db._sock
         self._server = server
         self._silence = silence_seconds
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self.data: npt.NDArray[np.uint8] = np.empty(BUFFER_BYTES + SLACK, np.uint8)  # what was read, for compiled code
+        self._buffer = self.data.data[:BUFFER_BYTES]
         self._start = self._end = 0
+        self._timeout = -1.0  # of the socket
         self._heard = monotonic()
         self._closed = threading.Event()
 
@@ -56,6 +63,23 @@ class PacketReader:
     def is_event_of(self, kind: int) -> bool:
         """Return whether the packet at the front begins an event of this type."""
         return self._size() > ev.HEADER_SIZE and self._buffer[self._start + 9] == kind
+
+    def rows_at_front(self) -> tuple[int, int] | None:
+        """Return type and table id of the event at the front if it holds rows and does not end its statement."""
+        at = self._start
+        kind = self._buffer[at + 9]
+        if kind not in ev.ROWS or self._size() < ev.HEADER_SIZE + 10 or self._buffer[at + 30] & ev.STATEMENT_END:
+            return None
+        return kind, int.from_bytes(self._buffer[at + 24 : at + 30], "little")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Where the packet at the front begins in `data`, and where the bytes end that were read."""
+        return self._start, self._end
+
+    def drop_to(self, start: int) -> None:
+        """Drop the packets before `start`, one of which begins there."""
+        self._start = start
 
     def take(self) -> tuple[memoryview, bool]:
         """Return the packet at the front, and whether it goes on in the next one. Valid until the next `fill`."""
@@ -114,20 +138,34 @@ class PacketReader:
             left = self._end - self._start
             self._buffer[:left] = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, left
-        try:
-            self._socket.settimeout(seconds)
-            count = self._socket.recv_into(self._buffer[self._end :])
-        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+        count = self._receive(seconds)
+        if count is None:
             if monotonic() - self._heard > self._silence:
-                raise self._lost(f"nothing came for {self._silence:.0f} s, not even a heartbeat") from None
+                raise self._lost(f"nothing came for {self._silence:.0f} s, not even a heartbeat")
             return False
+        self._heard = monotonic()
+        gathered = count
+        with contextlib.suppress(SourceError):  # what came before the end may say why; the next call raises it again
+            while count and gathered < GATHERED and len(self._buffer) - self._end >= 1 << 16:
+                count = self._receive(0.0)
+                gathered += count or 0
+        return True
+
+    def _receive(self, seconds: float) -> int | None:
+        """Read once; return how many bytes came, None if none came in time."""
+        try:
+            if seconds != self._timeout:
+                self._socket.settimeout(seconds)
+                self._timeout = seconds
+            count = int(self._socket.recv_into(self._buffer[self._end :]))
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return None
         except (OSError, ValueError) as error:
             raise self._lost(str(error)) from error
         if not count:
             raise self._lost("the server closed the connection")
         self._end += count
-        self._heard = monotonic()
-        return True
+        return count
 
     def _lost(self, why: str) -> SourceError:
         host, port = self._server.host

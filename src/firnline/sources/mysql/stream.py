@@ -29,13 +29,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import zstandard
+from isal import isal_zlib
 
 from firnline.clock import monotonic
 from firnline.errors import SourceError, SourceGapError
 from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql import kernel
+from firnline.sources.mysql import stream_kernel as sk
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
 from firnline.sources.mysql.events import GtidEvent, Header, damaged
 from firnline.sources.mysql.gtid import GtidList, GtidSet, parse_gtid
@@ -60,6 +63,9 @@ HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0  # without any byte, heartbeats included, the connection counts as lost
 ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
+MOST_KEPT = 4 << 20  # bytes of memory that is used again for pieces
+PASSED_BYTES = 1 << 20  # of rows that are not needed, passed over at once
+EVENTS_AT_ONCE = 1024  # of rows, in one call of compiled code
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
 _STATEMENT_HINT = f"Set binlog_format = ROW for all sessions. {GAP_HINT}"
 
@@ -98,11 +104,13 @@ class MySqlStream(LogStream):
         self._server: Server | None = None
         self._packets: PacketReader | None = None
         self._created: dict[tuple[str, str], int | None] = {}  # by server and file
+        self._out = _Frames()
+        self._events: npt.NDArray[np.int64] = np.empty((EVENTS_AT_ONCE, sk.EVENT_COLUMNS), np.int64)
         self._reset()
 
     def _reset(self) -> None:
         """Forget everything of the last connection."""
-        self._out = bytearray()
+        self._out.clear()
         self._cuts: list[Cut] = []
         self._unpacked: Iterator[bytes] | None = None  # the events of a packed transaction
         self._waiting: bytes | None = None  # one of them that did not fit into the last piece
@@ -181,8 +189,8 @@ class MySqlStream(LogStream):
                 left = deadline - monotonic()
                 if not packets.fill(max(0.0, left)) and left <= 0:
                     break
-        piece = Piece(bytes(self._out), tuple(self._cuts), self._rows if self._is_emitted else 0)
-        self._out, self._cuts = bytearray(), []
+        piece = Piece(self._out.take(), tuple(self._cuts), self._rows if self._is_emitted else 0)
+        self._cuts = []
         return piece
 
     def keep_alive(self) -> None:
@@ -393,7 +401,7 @@ class MySqlStream(LogStream):
             return False
         if packets.is_event_of(ev.TRANSACTION_PAYLOAD):
             self._unpacked = self._unpack(packets)
-        else:
+        elif not self._take_many(packets, max_bytes):
             self._take(packets.take_event(), self._has_checksums)
         return True
 
@@ -403,6 +411,44 @@ class MySqlStream(LogStream):
             return True
         before = 0 if self._is_emitted else len(self._gtid_frame) + ROTATE_BYTES
         return len(self._out) + size + before + 4 <= max_bytes
+
+    def _take_many(self, packets: PacketReader, max_bytes: int) -> bool:
+        """Take events with rows of one table, if the next ones are such; `_take` would do the same with each."""
+        front = packets.rows_at_front()
+        if front is None or not self._has_checksums or self._is_xa:
+            return False
+        kind, table_id = front
+        if table_id not in self._maps:
+            return False
+        captured, _ = self._maps[table_id]
+        is_wanted = captured and not self._is_skipped
+        row_bytes = self._sizes.get((table_id, kind), 0.0)
+        if (is_wanted and not self._is_emitted) or (captured and not row_bytes):
+            return False
+        out = self._out
+        start, end = packets.bounds
+        before = len(out)
+        limit = max_bytes if is_wanted else before + PASSED_BYTES
+        out.reserve(limit)
+        state = np.array((0, start, before, self._pos, self._passed, 0), np.int64)
+        must_be_whole = captured and kind in ev.WRITES and not self._partial_inserts
+        bitmaps = 2 if kind in ev.UPDATES else 1
+        sk.take_rows(
+            packets.data, end, out.data, limit, table_id, kind, bitmaps, must_be_whole, row_bytes, self._events, state
+        )
+        taken, start, used, pos, passed, rows = state.tolist()
+        crc32, view, digest = isal_zlib.crc32, out.view, self._digest
+        for at, rows_at, stop, checksum in self._events[:taken].tolist():
+            if crc32(view[at:stop]) != checksum:
+                raise damaged(f"an event before {self._file}:{pos} does not match its checksum")
+            digest = crc32(view[rows_at:stop], digest)
+        packets.drop_to(start)
+        self._pos, self._passed, self._digest = pos, passed, digest
+        if captured:
+            self._rows += rows
+        if is_wanted:
+            out.end_at(used)
+        return bool(taken)
 
     def _take(self, event: memoryview, has_checksum: bool) -> None:
         """Take one event: check it, note what it tells, and append its frame if it is needed."""
@@ -487,8 +533,7 @@ class MySqlStream(LogStream):
         self._append(frame)
 
     def _append(self, frame: memoryview | bytes) -> None:
-        self._out += len(frame).to_bytes(4, "little")
-        self._out += frame
+        self._out.append(frame)
 
     def _take_gtid(self, header: Header, body: memoryview, frame: memoryview) -> None:
         if self._gtid is not None:
@@ -690,6 +735,48 @@ class MySqlStream(LogStream):
                 yield ev.make_event(header._replace(log_pos=source.header.log_pos), body)
         except zstandard.ZstdError as error:
             raise damaged(f"a packed transaction cannot be unpacked: {error}") from error
+
+
+class _Frames:
+    """Frames of one piece, in memory that is used again and that compiled code may write to."""
+
+    def __init__(self) -> None:
+        self.data: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.view = self.data.data
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def reserve(self, size: int) -> None:
+        """Make room for frames of so many bytes in all."""
+        if size + sk.SLACK > len(self.data):
+            data = np.empty(max(size + sk.SLACK, 2 * self._used), np.uint8)
+            data[: self._used] = self.data[: self._used]
+            self.data, self.view = data, data.data
+
+    def append(self, message: memoryview | bytes) -> None:
+        at, end = self._used + 4, self._used + 4 + len(message)
+        self.reserve(end)
+        self.view[self._used : at] = len(message).to_bytes(4, "little")
+        self.view[at:end] = message
+        self._used = end
+
+    def end_at(self, size: int) -> None:
+        """Say how many bytes of `data` are frames."""
+        self._used = size
+
+    def clear(self) -> None:
+        self._used = 0
+
+    def take(self) -> bytes:
+        """Return the frames, and begin anew."""
+        frames = bytes(self.view[: self._used])
+        self._used = 0
+        if len(self.data) > MOST_KEPT:  # after a very large event
+            self.data = np.empty(0, np.uint8)
+            self.view = self.data.data
+        return frames
 
 
 class _Payload:
