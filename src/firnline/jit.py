@@ -2,6 +2,7 @@
 
 Compiled functions release the interpreter's lock and count no references. The instructions (16-byte loads, bit masks,
 a 128-bit product) check no bounds: the caller guarantees that sixteen (or eight) bytes exist from the given index on.
+Those that take addresses trust the caller with them.
 """
 
 # numba checks the types of compiled code, and fixes the parameters of what describes it.
@@ -257,3 +258,42 @@ def high_product(_typing: Any, a: Any, b: Any) -> Any:
         return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), _WORD)
 
     return types.uint64(types.uint64, types.uint64), codegen
+
+
+# --- memory that is no array, and functions of other libraries --------------------------------------------
+
+
+@intrinsic
+def call_c(_typing: Any, address: Any, arguments: Any) -> Any:
+    """Call a C function that takes numbers or addresses, and returns an int or nothing."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, args[1])
+        pointer = ir.FunctionType(ir.IntType(32), [_WORD] * len(values)).as_pointer()
+        result = builder.call(builder.inttoptr(args[0], pointer), values)
+        return builder.sext(result, _WORD)
+
+    return types.int64(types.int64, arguments), codegen
+
+
+@intrinsic
+def load_byte(_typing: Any, address: Any) -> Any:
+    """Return the byte at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.zext(builder.load(builder.inttoptr(args[0], _BYTE.as_pointer())), _WORD)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def copy_from(_typing: Any, address: Any, target: Any, offset: Any, size: Any) -> Any:
+    """Copy `size` bytes from an address to `target[offset:]`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = builder.inttoptr(args[0], _BYTE.as_pointer())
+        to = _pointer(context, builder, signature.args[1], args[1], args[2], _BYTE)
+        cgutils.raw_memcpy(builder, to, source, args[3], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, target, types.int64, types.int64), codegen

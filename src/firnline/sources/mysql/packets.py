@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from firnline.clock import monotonic
 from firnline.errors import SourceError
+from firnline.sources.cdc.frames import SLACK
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.connect import RETRY_HINT
 from firnline.sources.mysql.server import Server, as_log_error
-from firnline.sources.mysql.stream_kernel import SLACK
 
 LARGEST = 0xFFFFFF  # a packet of this length goes on in the next one
 BUFFER_BYTES = LARGEST + 4 + (1 << 20)

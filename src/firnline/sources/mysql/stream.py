@@ -35,6 +35,7 @@ from isal import isal_zlib
 
 from firnline.clock import monotonic
 from firnline.errors import SourceError, SourceGapError
+from firnline.sources.cdc.frames import Frames
 from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql import kernel
@@ -63,7 +64,6 @@ HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0  # without any byte, heartbeats included, the connection counts as lost
 ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
-MOST_KEPT = 4 << 20  # bytes of memory that is used again for pieces
 PASSED_BYTES = 1 << 20  # of rows that are not needed, passed over at once
 EVENTS_AT_ONCE = 1024  # of rows, in one call of compiled code
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
@@ -104,7 +104,7 @@ class MySqlStream(LogStream):
         self._server: Server | None = None
         self._packets: PacketReader | None = None
         self._created: dict[tuple[str, str], int | None] = {}  # by server and file
-        self._out = _Frames()
+        self._out = Frames()
         self._events: npt.NDArray[np.int64] = np.empty((EVENTS_AT_ONCE, sk.EVENT_COLUMNS), np.int64)
         self._reset()
 
@@ -735,48 +735,6 @@ class MySqlStream(LogStream):
                 yield ev.make_event(header._replace(log_pos=source.header.log_pos), body)
         except zstandard.ZstdError as error:
             raise damaged(f"a packed transaction cannot be unpacked: {error}") from error
-
-
-class _Frames:
-    """Frames of one piece, in memory that is used again and that compiled code may write to."""
-
-    def __init__(self) -> None:
-        self.data: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.view = self.data.data
-        self._used = 0
-
-    def __len__(self) -> int:
-        return self._used
-
-    def reserve(self, size: int) -> None:
-        """Make room for frames of so many bytes in all."""
-        if size + sk.SLACK > len(self.data):
-            data = np.empty(max(size + sk.SLACK, 2 * self._used), np.uint8)
-            data[: self._used] = self.data[: self._used]
-            self.data, self.view = data, data.data
-
-    def append(self, message: memoryview | bytes) -> None:
-        at, end = self._used + 4, self._used + 4 + len(message)
-        self.reserve(end)
-        self.view[self._used : at] = len(message).to_bytes(4, "little")
-        self.view[at:end] = message
-        self._used = end
-
-    def end_at(self, size: int) -> None:
-        """Say how many bytes of `data` are frames."""
-        self._used = size
-
-    def clear(self) -> None:
-        self._used = 0
-
-    def take(self) -> bytes:
-        """Return the frames, and begin anew."""
-        frames = bytes(self.view[: self._used])
-        self._used = 0
-        if len(self.data) > MOST_KEPT:  # after a very large event
-            self.data = np.empty(0, np.uint8)
-            self.view = self.data.data
-        return frames
 
 
 class _Payload:

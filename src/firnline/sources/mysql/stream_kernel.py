@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from firnline.jit import copy16, entry, inlined
+from firnline.sources.cdc.frames import SLACK
 
-SLACK = 16  # bytes behind the end of what is read and written that must exist
 AT, ROWS_AT, END, CHECKSUM = range(4)  # of every event that was taken, in the target: where it begins, where its rows
 EVENT_COLUMNS = 4  # begin, where its checksum begins, and the checksum
 TAKEN, START, USED, POS, PASSED, ROWS = range(6)  # of `state`: see `take_rows`

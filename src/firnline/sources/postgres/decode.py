@@ -26,6 +26,7 @@ from firnline.sources.cdc.log import (
 )
 from firnline.sources.postgres import kernel as k
 from firnline.sources.postgres import messages as m
+from firnline.sources.postgres import stream_kernel
 from firnline.sources.postgres.position import LogPlace
 from firnline.sources.postgres.types import convert, native_type
 from firnline.sources.postgres.visibility import Snapshot
@@ -372,3 +373,4 @@ def warm_up() -> None:
     row = b"I" + (1).to_bytes(4, "big") + b"N\0\1t" + (4).to_bytes(4, "big") + b"\\x0a"
     PostgresDecoder().decode(b"", b"".join(pack_frame(message) for message in (begin, relation, row)))
     PostgresDecoder().decode_chunk(pack_frame(relation), b"\\\\x0a\n")
+    stream_kernel.warm_up()

@@ -7,23 +7,29 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import psycopg
 from psycopg import pq
 from psycopg.pq import abc
 
 from firnline.clock import monotonic
 from firnline.errors import DamagedError, SourceError, SourceGapError
+from firnline.sources.cdc.frames import Frames
 from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece, pack_frame
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.library import Library
 from firnline.sources.postgres.position import LastTransaction, LogPlace
 from firnline.sources.postgres.server import PostgresServer, inserts_only
+from firnline.sources.postgres.stream_kernel import ENDED, FAILED, LOST, OTHER
 from firnline.types import Json
 
 STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent reader after 60 s
 CONNECT_SECONDS = 15.0
 ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
 PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
+GATHER_SECONDS = 0.002  # for more rows to come, inside of a transaction
 PASSED_ROWS = 100_000  # at once, without a look at the clock
 _KEPT = bytes([m.XLOG_DATA]) + bytes(m.DATA_HEADER - 1)  # before a message that is read again
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
@@ -51,6 +57,8 @@ class PostgresStream(LogStream):
         self._name = name
         self._may_end_others = may_end_others
         self._connection: abc.PGconn | None = None
+        self._library: Library | None = None  # its functions, for compiled code
+        self._out = Frames()
         self._flushed = 0
         self._status_at = 0.0
         self._place = LogPlace(0)
@@ -60,6 +68,8 @@ class PostgresStream(LogStream):
         self._relations: dict[int, bytes] = {}  # messages that describe tables, by their number
         self._types: dict[int, bytes] = {}  # messages that name types, by their number
         self._captured: dict[int, bool] = {}
+        self._known: npt.NDArray[np.int64] = np.zeros((0, 2), np.int64)  # the same for compiled code
+        self._out.clear()
         self._begin: bytes | None = None  # of the transaction that goes on
         self._is_emitted = False  # whether its begin was returned: not before it has something for us
         self._rows = 0  # of that transaction
@@ -91,6 +101,7 @@ class PostgresStream(LogStream):
         self._reset()
         place = LogPlace.from_json(position)
         self._connection = self._connect()
+        self._library = Library(self._connection)
         place = self._prove_server(place)
         slot = self._server.find_slot(self._slot)
         if slot is None:
@@ -241,7 +252,7 @@ class PostgresStream(LogStream):
         self._place = place
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._library = self._connection, None, None
         if connection is not None:
             connection.finish()
 
@@ -254,16 +265,19 @@ class PostgresStream(LogStream):
         return b"".join(frames)
 
     def read(self, max_bytes: int, wait_seconds: float) -> Piece:
-        frames: list[bytes | memoryview] = []
+        frames = self._out
         cuts: list[Cut] = []
-        size = 0
         deadline = monotonic() + wait_seconds
-        while size < max_bytes:
-            size += self._read_rows(frames, max_bytes - size)
+        while len(frames) < max_bytes:
+            before = len(frames)
+            self._read_rows(max_bytes)
             message = None
-            if size < max_bytes:
+            if len(frames) < max_bytes:
                 message = self._next(0.0 if frames else max(0.0, deadline - monotonic()))
             if message is None:
+                if len(frames) > before and self._begin is not None and len(frames) < max_bytes:
+                    time.sleep(GATHER_SECONDS)  # the server sends row by row, and the transaction goes on
+                    continue
                 if frames or monotonic() >= deadline:
                     break
                 continue
@@ -272,71 +286,49 @@ class PostgresStream(LogStream):
                 break
             if not self._note(message):
                 continue
-            size += self._emit_begin(frames)
-            frames += (len(message).to_bytes(4, "little"), message)
-            size += 4 + len(message)
+            self._emit_begin()
+            frames.append(message)
             if message[0] == m.COMMIT:
-                cuts.append(self._cut(m.Commit.parse(message), size))
-        return Piece(b"".join(frames), cuts, self._rows)
+                cuts.append(self._cut(m.Commit.parse(message), len(frames)))
+        return Piece(frames.take(), cuts, self._rows)
 
-    def _emit_begin(self, frames: list[bytes | memoryview]) -> int:
-        """Append the begin of the transaction if it was not returned yet; returns the bytes of its frame."""
-        begin = self._begin
-        if self._is_emitted or begin is None:
+    def _emit_begin(self) -> None:
+        """Append the begin of the transaction if it was not returned yet."""
+        if not self._is_emitted and self._begin is not None:
+            self._is_emitted = True
+            self._out.append(self._begin)
+
+    def _read_rows(self, max_bytes: int) -> None:
+        """Append rows as long as they come one after the other. The message that ends them is kept for `_next`, as is
+        the first row of a transaction that we want."""
+        if self._begin is None:  # rows outside of a transaction are none of ours
+            return
+        self._out.reserve(max_bytes)
+        self._rows += self._take_rows(max_bytes if self._is_emitted else 0)
+
+    def _take_rows(self, limit: int, *, passes_all: bool = False) -> int:
+        """Append rows to the frames while those have less than `limit` bytes; returns how many."""
+        if self._kept is not None or self._library is None:
             return 0
-        self._is_emitted = True
-        frames += (len(begin).to_bytes(4, "little"), begin)
-        return 4 + len(begin)
-
-    def _read_rows(self, frames: list[bytes | memoryview], max_bytes: int) -> int:
-        """Read rows as long as they come one after the other; returns the bytes of their frames.
-
-        The message that ends them is kept for `_next`.
-        """
-        size, rows, wanted, relation = 0, 0, False, b""
-        get, kinds = self._open_connection().get_copy_data, m.ROWS
         self._send_status_if_due()
-        try:
-            while self._kept is None and size < max_bytes:
-                count, data = get(1)
-                if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
-                    self._end_rows(count, data)
-                    break
-                name = bytes(data[m.DATA_HEADER + 1 : m.DATA_HEADER + 5])
-                if name != relation:
-                    relation, wanted = name, self._is_captured(name)
-                if wanted:
-                    if not rows:
-                        size += self._emit_begin(frames)
-                    frames += ((count - m.DATA_HEADER).to_bytes(4, "little"), data[m.DATA_HEADER :])
-                    size += 4 + count - m.DATA_HEADER
-                    rows += 1
-        except psycopg.Error as error:
-            raise self._server.translate(error) from error
-        self._rows += rows
-        return size
+        ended, used, rows, message = self._library.take_rows(
+            self._out.data, len(self._out), limit, self._known, passes_all=passes_all, most=PASSED_ROWS
+        )
+        self._out.end_at(used)
+        if ended == OTHER:
+            self._kept = message
+        elif ended == ENDED:
+            raise self._refused(self._open_connection(), "the server ended the stream")
+        elif ended in (FAILED, LOST):
+            raise self._refused(self._open_connection(), "the connection was lost")
+        return rows
 
     def _pass_rows(self) -> None:
         """Pass over rows as long as they come one after the other: the last transaction may have many.
 
         The message that ends them is kept for `_next`.
         """
-        get, kinds = self._open_connection().get_copy_data, m.ROWS
-        try:
-            for _ in range(PASSED_ROWS):
-                count, data = get(1)
-                if count <= m.DATA_HEADER or data[m.DATA_HEADER] not in kinds:
-                    self._end_rows(count, data)
-                    break
-        except psycopg.Error as error:
-            raise self._server.translate(error) from error
-
-    def _end_rows(self, count: int, data: memoryview) -> None:
-        """Keep the message that ends rows for `_next`; none may have come yet."""
-        if count > 0:
-            self._kept = bytes(data)
-        elif count == -1:
-            raise self._refused(self._open_connection(), "the server ended the stream")
+        self._take_rows(0, passes_all=True)
 
     def _is_captured(self, relation: bytes) -> bool:
         """Return whether the table of a row is captured. Rows outside of a transaction are none of ours."""
@@ -365,6 +357,7 @@ class PostgresStream(LogStream):
         if kind == m.RELATION:
             relation = m.Relation.parse(message)
             self._captured[relation.id] = self._tables.covers(relation.table)
+            self._known = np.array(list(self._captured.items()), np.int64)
             if self._captured[relation.id]:
                 self._relations[relation.id] = message
             return self._captured[relation.id]
