@@ -20,6 +20,7 @@ from firnline.history.savepoints.format import Savepoint
 from firnline.history.savepoints.state import is_behind
 from firnline.maintenance.gc import gc
 from firnline.maintenance.state import sweep_state
+from firnline.names import temporary_name
 from firnline.options import LocalTierOptions, PipelineOptions, RemoteTierOptions, TriggerOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.support.keyed import GRAPHS, KeyedInput, answers, answers_without_trouble, keyed_options, run_each_epoch
@@ -334,6 +335,23 @@ def test_disposing_of_a_copy_deletes_its_state(tmp_path: Path, keyed: KeyedInput
     dispose_savepoint(open_pipeline(options), made.id)
     assert not (tmp_path / "saved").exists()
     assert run_once(options).exit_code == 0
+
+
+def test_disposing_of_a_copy_deletes_files_of_killed_writes(tmp_path: Path, keyed: KeyedInput) -> None:
+    """Of the savepoint's own folders alone, and only files of a name that Firnline gives them."""
+    options = keyed_options(tmp_path)
+    run_each_epoch(keyed, options, 1)
+    saved = tmp_path / "saved"
+    made = save(options, saved, copy=True)
+    folders = [saved, *{path.parent for path in (saved / "state").rglob("*") if path.is_file()}]
+    assert len(folders) > 1
+    for folder in folders:
+        (folder / temporary_name("0123456789abcdef" * 2)).write_bytes(b"half")
+    (saved / ".notes.tmp").write_text("mine")
+    planned = dispose_savepoint(open_pipeline(options), made.id, dry_run=True)
+    gone = dispose_savepoint(open_pipeline(options), made.id)
+    assert gone.files == planned.files
+    assert [path.name for path in saved.rglob("*")] == [".notes.tmp"]
 
 
 def test_disposing_of_a_copy_that_was_killed_leaves_no_empty_folders(tmp_path: Path, keyed: KeyedInput) -> None:

@@ -18,7 +18,7 @@ from firnline.history.savepoints.format import MAX_MANIFEST_BYTES, Savepoint, is
 from firnline.history.savepoints.pins import SHORT_ID, Pin, find_unreadable_pins, load_pins
 from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
-from firnline.names import SAVED_FOLDERS, SAVEPOINT, savepoint_pin
+from firnline.names import SAVED_FOLDERS, SAVEPOINT, TEMPORARY_FILE, savepoint_pin
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage, is_remote, normalise, open_storage
 from firnline.types import Json
@@ -108,7 +108,8 @@ def dispose_savepoint(
     run: str = "",
     storage_options: dict[str, str] | None = None,
 ) -> Disposed:
-    """Delete a savepoint by its id or path: the files that its manifest names, and its pins; nothing else.
+    """Delete a savepoint by its id or path: the files that its manifest names, files of killed writes beside them, and
+    its pins; nothing else.
 
     Raises:
         ConfigError: it is no savepoint of this pipeline.
@@ -118,7 +119,7 @@ def dispose_savepoint(
     place = pin.path if pin is not None and target in (pin.id, pin.id[:SHORT_ID]) else normalise(target)
     storage = open_storage(place, storage_options)
     identity, names = _contents(pipeline, storage, pin)
-    doomed = [name for name in names if _is_there(storage, name)]
+    doomed = [*(name for name in names if _is_there(storage, name)), *_find_unfinished(storage, names)]
     home = pin or _find_pin(pipeline, identity)
     kept = home is not None and normalise(home.path) != normalise(place) and _state(home, storage_options) == "complete"
     storages = [] if kept else [sink.storage for sink in reversed(pipeline.sinks) if sink.storage is not None]
@@ -173,6 +174,22 @@ def _is_there(storage: Storage, name: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _find_unfinished(storage: Storage, names: list[str]) -> list[str]:
+    """Return files that killed writes left in the folders of these names. Object stores have none."""
+    if is_remote(storage.root):
+        return []
+    found = []
+    for folder in sorted({above for name in names for above in _above(name)} | {""}):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            beside = [posixpath.join(folder, name) for name in os.listdir(os.path.join(storage.root, folder))]
+            found += [name for name in sorted(beside) if _is_unfinished(storage, name)]
+    return found
+
+
+def _is_unfinished(storage: Storage, name: str) -> bool:
+    return bool(TEMPORARY_FILE.fullmatch(posixpath.basename(name))) and is_inside(storage, name)
 
 
 def _delete(storage: Storage, name: str) -> None:
