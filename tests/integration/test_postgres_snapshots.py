@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from firnline.cli.common import load_pipeline
 from firnline.cli.main import run_command
 from firnline.cli.run import Gap
 from firnline.errors import SourceGapError
@@ -321,9 +322,21 @@ sinks:
     assert [one["state"] for one in answer()["tables"]] == ["asked"]
     assert run_command(["snapshot", "--table", "nothing", "--yes"]) == 2
     assert run_command(["snapshot", "--yes"]) == 2
-    capsys.readouterr()
-    assert run_command(["checkpoints", "--audit", "--json"]) == 0
-    assert {one["what"] for one in json.loads(capsys.readouterr().out)["audit"]} == {"snapshot"}
+
+    def audit() -> list[Any]:
+        capsys.readouterr()
+        assert run_command(["checkpoints", "--audit", "--json"]) == 0
+        return list(json.loads(capsys.readouterr().out)["audit"])
+
+    asked = audit()
+    assert {one["what"] for one in asked} == {"snapshot"}
+    pipeline = load_pipeline(None)
+    pipeline.requests.done(pipeline.requests.load())
+    Gap(resnapshot=("orders",)).pass_on(load_pipeline(None))  # of `run --resnapshot`
+    assert [one["state"] for one in answer()["tables"]] == ["asked"]
+    more = audit()
+    assert len(more) == 2 * len(asked)
+    assert {(one["what"], one["details"]["table"]) for one in more} == {("snapshot", "public.orders")}
 
 
 def test_a_reader_of_tables_that_fails_in_any_way_is_tried_again(

@@ -372,8 +372,9 @@ class Gap:
 
         Raises:
             ConfigError: no source captures one of the tables, or none has a log.
+            SinkError: the audit trail cannot be written.
         """
-        from firnline.history.snapshots import find_table
+        from firnline.history.snapshots import ask_snapshot, find_table
 
         logs = [source.name for source in pipeline.sources if source.has_log]
         if self.accepted and not logs:
@@ -384,7 +385,7 @@ class Gap:
         asked = {(one.source, one.path) for one in pipeline.requests.load() if one.kind == "snapshot" and one.empties}
         for source, table in tables:
             if (source, table) not in asked:
-                pipeline.requests.ask_snapshot(table, source, where="", empties=True, ids=pipeline.ids)
+                ask_snapshot(pipeline, source, table, empties=True)
 
 
 @dataclass(frozen=True, slots=True)

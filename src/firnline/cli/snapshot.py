@@ -82,8 +82,7 @@ def snapshot(
 def _ask(
     pipeline: OpenPipeline, words: str, source: str, where: str, *, empty: bool, consent: Consent, common: Common
 ) -> int:
-    from firnline.history.snapshots import find_table
-    from firnline.history.store import on_record
+    from firnline.history.snapshots import ask_snapshot, find_table
 
     owner, table = find_table(pipeline, words, source)
     facts = {"pipeline": pipeline.options.name, "source": owner, "table": table, "where": where, "empty": empty}
@@ -99,9 +98,7 @@ def _ask(
         common.out.json({**facts, "done": False})
     if not consent.is_given(f"Read {table} again", common.out):
         return 0
-    run, newest = pipeline.ids.new(), pipeline.load().epoch
-    with on_record(pipeline, "snapshot", run, from_epoch=newest, to_epoch=None, source=owner, table=table, where=where):
-        pipeline.requests.ask_snapshot(table, owner, where=where, empties=empty, ids=pipeline.ids)
+    ask_snapshot(pipeline, owner, table, where=where, empties=empty)
     if common.json:
         common.out.json({**facts, "done": True})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firnline.errors import ConfigError
+from firnline.history.store import on_record
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sources.base import SnapshotProgress
 from firnline.types import Json
@@ -52,6 +53,18 @@ def load_progress(pipeline: OpenPipeline) -> list[TableProgress]:
         for table in sorted({*known, *asked}):
             found.append(TableProgress(source.name, table, known.get(table), table in asked or table in due))
     return found
+
+
+def ask_snapshot(pipeline: OpenPipeline, source: str, table: str, *, where: str = "", empties: bool = False) -> None:
+    """Ask the run that is alive, or the next one, to read a table again, and record it in the audit trail.
+
+    Raises:
+        SinkError: the trail cannot be written; then nothing is asked for.
+    """
+    run, newest = pipeline.ids.new(), pipeline.load().epoch
+    facts: dict[str, Json] = {"source": source, "table": table, "where": where, "empty": empties}
+    with on_record(pipeline, "snapshot", run, from_epoch=newest, to_epoch=None, **facts):
+        pipeline.requests.ask_snapshot(table, source, where=where, empties=empties, ids=pipeline.ids)
 
 
 def find_table(pipeline: OpenPipeline, table: str, source: str = "") -> tuple[str, str]:
