@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from firnline.errors import FirnlineError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -201,11 +202,13 @@ class TableReader(ABC):
         """
 
     @abstractmethod
-    def prepare(self, tables: Sequence[str]) -> None:
+    def prepare(self, tables: Sequence[str]) -> Mapping[str, FirnlineError]:
         """See to it that the log has the changes of these tables from now on. Repeatable.
 
+        Returns, by table, why it cannot be done.
+
         Raises:
-            SourceError, ConfigError: it cannot be done; the hint has the statement.
+            SourceError: the server does not answer.
         """
 
     @abstractmethod

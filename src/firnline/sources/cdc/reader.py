@@ -110,10 +110,14 @@ class LogReader(SplitReader):
         self._outcomes.append(outcome)
 
     def _leave_out(self, file: SpoolFile, decoded: Decoded) -> Decoded:
-        """Leave out changes that the snapshot of a table without a key has."""
+        """Leave out changes that the snapshot of a table without a key has, or will have."""
         if not file.left_out:
             return decoded
-        sees = {table: self._decoder.sees(one, decoded.transactions) for table, one in file.left_out.items()}
+        every = np.ones(len(decoded.transactions), np.bool_)
+        sees = {
+            table: self._decoder.sees(one, decoded.transactions) if one is not None else every
+            for table, one in file.left_out.items()
+        }
         kept: list[Changes] = []
         for changes in decoded.changes:
             if changes.schema.table in sees:

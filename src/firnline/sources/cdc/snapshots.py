@@ -37,6 +37,8 @@ MAX_AHEAD = 4  # chunks that were read and that no epoch has given on
 LOOK_SECONDS = 30.0  # between two looks for tables that are new
 WAIT_SECONDS = 0.1
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to read a table
+# For so long the log waits for a table that cannot be read whole, and when it is tried again afterwards.
+HOLD_FAILURES, HOLD_SECONDS, HOLD_AGAIN_SECONDS = 4, 20.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,26 @@ class _Taken:
 
 @dataclass(slots=True)
 class _Whole(_Tried):
-    """A table without a key, which is read whole: its begin and its chunks, once they are read."""
+    """A table without a key, which is read whole: its begin and its chunks, once they are read.
+
+    Until an epoch begins it, none of its changes is given on: the log waits, or its changes are left out of it. The
+    snapshot sees them all, because it is taken while the log waits.
+    """
 
     identity: str = ""  # of the table
     begin: SnapshotBegin | None = None
     chunks: list[ChunkFile] = field(default_factory=list)
+    is_prepared: bool = False  # the log has its changes
+    held_since: float | None = None  # the log waits for it since then; None: its changes are left out
+    was_put_aside: bool = False  # the log went on without it
+    serial: int = 0  # of the snapshot that is being read, or was
+    is_read_now: bool = False
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the log may wait longer for it."""
+        longest = HOLD_AGAIN_SECONDS if self.was_put_aside else HOLD_SECONDS
+        return self.held_since is not None and monotonic() - self.held_since < longest
 
 
 @dataclass(slots=True)
@@ -94,7 +111,8 @@ class _Shared:
     taken: list[_Taken] = field(default_factory=list)  # in the order of their snapshots
     wholes: dict[str, _Whole] = field(default_factory=dict)  # by table, until their epoch is decided
     passing: dict[str, Awaited] = field(default_factory=dict)  # by id: where the log has passed such a table's snapshot
-    has_looked: bool = False
+    serial: int = 0  # the highest one that was given to a snapshot
+    has_looked: bool = False  # the tables without a key are known
     wants_look: bool = False  # now, not when it is due
     changed: set[str] = field(default_factory=set)  # ids of snapshots whose tables have another key now
     # By table and identity: where the log has passed the table that had the name before.
@@ -204,14 +222,11 @@ class SnapshotTaker:
             shared = self._shared
             if shared.tables is None:
                 return []
-            begins = [
-                one.begin
-                for table, one in shared.wholes.items()
-                if one.begin is not None and table not in position.snapshots
-            ]
+            pending = self._pending(position)
+            begins = [one.begin for one in pending.values() if one.begin is not None]
             chosen: dict[str, Asked | None] = {}
             for table in shared.tables.values():
-                if not table.key:
+                if not table.key or table.name in pending:
                     continue
                 known = position.snapshots.get(table.name)
                 is_new = known is None and self._mode != "never"
@@ -241,10 +256,10 @@ class SnapshotTaker:
                 if passed is not None and passed.file is not None and passed.file <= position.spool:
                     known = position.snapshots[name]
                     chosen[name] = Asked("" if known.done else known.request, name, empties=True)
-            serial = position.serial
+            if any(one.is_read_now for one in shared.wholes.values()):  # snapshots begin in the order of their serials
+                chosen.clear()
             for name, asked_for in sorted(chosen.items()):
-                serial += 1
-                id_ = f"{serial:08d}-{secrets.token_hex(4)}"
+                id_ = _make_id(self._next_serial(position))
                 shared.made.add(id_)
                 facts = shared.tables[name]
                 empties = position.due.get(name, False)
@@ -277,10 +292,29 @@ class SnapshotTaker:
 
     def holds_log(self, position: LogPosition) -> bool:
         """Return whether the log must wait: a table without a key is being read, and what its snapshot sees is not
-        known yet. Nobody knows before the first look at the tables."""
+        known yet. Nobody knows before the first look at the tables that succeeds."""
         with self._news:
-            waits = any(table not in position.snapshots for table in self._shared.wholes)
+            waits = any(one.held_since is not None for one in self._pending(position).values())
             return waits or not self._shared.has_looked
+
+    def left_out(self, position: LogPosition) -> dict[str, Json]:
+        """Return the tables without a key that are still to be read: their changes are left out of the log until
+        then."""
+        with self._news:
+            return dict.fromkeys(self._pending(position))
+
+    def _pending(self, position: LogPosition) -> dict[str, _Whole]:
+        """Return the tables without a key that are still to be begun behind a position."""
+        wholes = self._shared.wholes
+        for table in [one for one in wholes if one in position.schemas and one not in position.snapshots]:
+            del wholes[table]  # changes of it were given on, by an epoch that was under way when it was found
+            self._warn_of_earlier_rows(table)
+        return {table: one for table, one in wholes.items() if table not in position.snapshots}
+
+    def _next_serial(self, position: LogPosition) -> int:
+        shared = self._shared
+        shared.serial = max(shared.serial, position.serial) + 1
+        return shared.serial
 
     def wholes(self, begins: Sequence[SnapshotBegin]) -> list[ChunkFile]:
         """Return the chunks of the tables without a key that the next epoch begins and reads whole."""
@@ -320,29 +354,40 @@ class SnapshotTaker:
         """Return whether all tables have been read.
 
         Raises:
-            FirnlineError: why a table cannot be read.
+            FirnlineError: why a table cannot be read, when all others have been.
         """
         with self._news:
             shared = self._shared
-            error = self._find_error()
-            if error is not None:
-                raise error
-            if shared.tables is None or position.running or any(t not in position.snapshots for t in shared.wholes):
+            tried: list[_Tried | None] = [shared.cursors.get(one.id) for one in position.running.values()]
+            waits = any(one is None or one.error is None for one in tried)
+            pending = self._pending(position).values()
+            waits = waits or any(one.error is None or one.held_since is not None for one in pending)
+            if waits or self._ahead(position):
                 return False
-            if self._find_replaced(position, shared.tables):
+            error = next((one.error for one in (*tried, *pending) if one is not None), shared.error)
+            replaced = self._find_replaced(position, shared.tables) if shared.error is None else shared.replaced
+            if replaced or (shared.tables is None and error is None):
                 return False
-        return not self.begins(position)
+        if self.begins(position):
+            return False
+        if error is not None:
+            raise error
+        return True
 
     @property
     def trouble(self) -> str | None:
-        """Why tables cannot be read now; None if they can."""
+        """Why tables cannot be read now, by name; None if they can."""
         with self._news:
-            error = self._find_error()
-            return f"tables cannot be read: {error.message}" if error is not None else None
-
-    def _find_error(self) -> FirnlineError | None:
-        tried: list[_Tried] = [*self._shared.cursors.values(), *self._shared.wholes.values()]
-        return self._shared.error or next((one.error for one in tried if one.error is not None), None)
+            shared, names = self._shared, self._names()
+            found = [f"tables cannot be read: {shared.error.message}"] if shared.error is not None else []
+            for id_, cursor in shared.cursors.items():
+                if cursor.error is not None and id_ in names:
+                    found.append(f"table {names[id_]} cannot be read: {cursor.error.message}")
+            for table, whole in shared.wholes.items():
+                if whole.error is not None:
+                    without = ", and its changes are left out until it can" if whole.held_since is None else ""
+                    found.append(f"table {table} cannot be read{without}: {whole.error.message}")
+        return "; ".join(found) or None
 
     def _names(self) -> dict[str, str]:
         position = self._shared.position
@@ -366,31 +411,39 @@ class SnapshotTaker:
 
     def _look(self) -> bool:
         """Look which tables there are, and make the log have the changes of those that are new."""
-        wholes: list[str] = []
+        found: dict[str, TableFacts] | None = None
+        failed: Mapping[str, FirnlineError] = {}
+        has_looked = False
         try:
             self._check_holder()
             tables = {table.name: table for table in self._reader.find_tables()}
             with self._news:
                 known = self._shared.tables
-                wholes = self._find_wholes([tables[name] for name in tables.keys() - (known or {}).keys()])
+                new = tables.keys() - (known or {}).keys()
+                self._find_wholes([tables[name] for name in new])
+            has_looked = True
             if known is None or any(_differ(table, known.get(name)) for name, table in tables.items()):
-                self._reader.prepare(list(tables))
+                failed = self._reader.prepare(list(tables))
             replaced = self._await_replaced(tables)
-        except Exception as error:  # whatever a client library raises: the log must not wait for ever
-            failure = _as_failure(error)
-            with self._news:
-                if self._shared.error is None:
-                    logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(failure)})
-                self._shared.error, self._shared.has_looked, self._shared.wants_look = failure, True, False
-                for name in wholes:  # the log does not have their changes yet
-                    self._shared.wholes.pop(name, None)
-            return False
+            found, error = tables, next(iter(failed.values()), None)
+        except Exception as failure:  # whatever a client library raises
+            error = _as_failure(failure)
         with self._news:
-            self._shared.tables, self._shared.error, self._shared.has_looked = tables, None, True
-            self._shared.wants_look = False
-            self._shared.replaced |= replaced
+            if error is not None and self._shared.error is None:
+                logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(error)})
+            self._shared.error, self._shared.wants_look = error, False
+            self._shared.has_looked |= has_looked
+            if found is not None:
+                self._shared.tables = {name: table for name, table in found.items() if name not in failed}
+                self._shared.replaced |= replaced
+            for name, whole in self._shared.wholes.items():
+                if found is not None and name in found and name not in failed:
+                    whole.is_prepared = True
+                    whole.identity = found[name].identity
+                elif not whole.is_prepared:  # nobody knows for how long
+                    whole.held_since = None
             self._news.notify_all()
-        return True
+        return found is not None
 
     def _await_replaced(self, tables: Mapping[str, TableFacts]) -> dict[tuple[str, str], Awaited]:
         """Wait until the log has passed the tables whose names others have now: their changes come before."""
@@ -408,21 +461,22 @@ class SnapshotTaker:
             )
         return {(table.name, table.identity): self._spooler.wait_for(end) for table in new}
 
-    def _find_wholes(self, new: Sequence[TableFacts]) -> list[str]:
+    def _find_wholes(self, new: Sequence[TableFacts]) -> None:
         """Take note of new tables without a key. From now on the log waits, until they are read."""
-        position, found = self._shared.position, []
+        position = self._shared.position
         for table in new:
             if table.key or self._mode == "never" or position is None or table.name in position.snapshots:
                 continue
             if table.name in position.schemas or not self._reader.reads_whole:
-                logger.warning(
-                    "table without a key: rows that were there before its changes are not read",
-                    extra={"source": self._name, "table": table.name},
-                )
-                continue
-            self._shared.wholes[table.name] = _Whole(identity=table.identity)
-            found.append(table.name)
-        return found
+                self._warn_of_earlier_rows(table.name)
+            else:
+                self._shared.wholes.setdefault(table.name, _Whole(held_since=monotonic()))
+
+    def _warn_of_earlier_rows(self, table: str) -> None:
+        logger.warning(
+            "table without a key: rows that were there before its changes are not read",
+            extra={"source": self._name, "table": table},
+        )
 
     def _read_next(self) -> bool:
         """Read the next chunk of the first table that has one; returns whether there was one."""
@@ -459,33 +513,57 @@ class SnapshotTaker:
         """Read the next table without a key; returns whether there was one."""
         with self._news:
             now, position = monotonic(), self._shared.position
-            waiting = [
-                (table, one)
-                for table, one in self._shared.wholes.items()
-                if one.begin is None and one.not_before <= now
-            ]
-        if not waiting or position is None:
-            return False
-        table, whole = waiting[0]
+            chosen = next(
+                (
+                    (table, one)
+                    for table, one in self._shared.wholes.items()
+                    if one.is_prepared and one.begin is None and one.not_before <= now
+                ),
+                None,
+            )
+            if chosen is None or position is None:
+                return False
+            table, whole = chosen
+            if whole.held_since is None:  # the log waits again
+                whole.held_since, whole.barrier = now, None
+            whole.serial, whole.is_read_now = self._next_serial(position), True
         try:
             self._check_holder()
             if whole.barrier is None:
                 whole.barrier = self._reader.barrier(position.place)
             chunks = self._reader.read_whole(table, CHUNK_ROWS, barrier=whole.barrier)
-            if chunks is None:
-                with self._news:
-                    whole.not_before = monotonic() + WAIT_SECONDS
-                return True
-            self._keep_whole(table, whole, chunks, position.serial)
+            if chunks is not None:
+                self._keep_whole(table, whole, chunks)
+            elif whole.may_hold:
+                whole.not_before = monotonic() + WAIT_SECONDS
+            else:
+                self._put_off_whole(table, whole, SourceError(f"transactions are open that may have changed {table}"))
         except TableGoneError:
             with self._news:
                 self._shared.wholes.pop(table, None)
+                (self._shared.tables or {}).pop(table, None)  # another one of that name is new
         except Exception as error:
-            self._put_off(table, whole, error)
+            self._put_off_whole(table, whole, error)
+        finally:
+            with self._news:
+                whole.is_read_now = False
         return True
 
-    def _keep_whole(self, table: str, whole: _Whole, chunks: Iterator[Chunk], serial: int) -> None:
-        state = TableSnapshot(f"{serial + 1:08d}-{secrets.token_hex(4)}")
+    def _put_off_whole(self, table: str, whole: _Whole, error: Exception) -> None:
+        """Take note of a failure. After some, the log goes on without the changes of the table."""
+        self._put_off(table, whole, error)
+        with self._news:
+            if whole.may_hold and not whole.was_put_aside and whole.failures < HOLD_FAILURES:
+                return
+            whole.held_since, was_before, whole.was_put_aside = None, whole.was_put_aside, True
+            if not was_before:
+                logger.warning(
+                    "the log goes on without the changes of a table that cannot be read; once it can, it is read whole",
+                    extra={"source": self._name, "table": table},
+                )
+
+    def _keep_whole(self, table: str, whole: _Whole, chunks: Iterator[Chunk]) -> None:
+        state = TableSnapshot(_make_id(whole.serial))
         files: list[ChunkFile] = []
         last: Chunk | None = None
         for chunk in chunks:
@@ -597,6 +675,10 @@ class SnapshotTaker:
 def _differ(table: TableFacts, known: TableFacts | None) -> bool:
     """Return whether a table is another one than before, or has another key."""
     return known is None or (table.identity, table.key) != (known.identity, known.key)
+
+
+def _make_id(serial: int) -> str:
+    return f"{serial:08d}-{secrets.token_hex(4)}"
 
 
 def _as_failure(error: Exception) -> FirnlineError:

@@ -372,10 +372,11 @@ class LogSource(Source):
         """Choose the inputs of a slice: snapshots that begin and chunks first, then spool files."""
         files = _take(spooler.files_after(known.spool, wait_seconds), limits)
         if taker is None:
-            return list(files)
+            return list(files[:1])  # nobody knows the tables yet
         if taker.holds_log(known):  # asked after the files were taken: what is in them is older than the hold
             files = []
-        files = [replace(file, left_out=known.left_out) for file in files]
+        left_out = {**known.left_out, **taker.left_out(known)}
+        files = [replace(file, left_out=left_out) for file in files]
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
         left = [TableLeft(table) for table in known.tables if not self._tables.covers(table)]

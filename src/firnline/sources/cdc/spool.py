@@ -70,7 +70,8 @@ class SpoolFile:
     transactions: int = 0  # that end in the file
     committed_at: int = 0  # of the last one, microseconds since 1970; 0: none, or unknown
     gap: str = ""  # why the log did not continue where the file begins; somebody accepted it
-    # By table: a snapshot of it that was read whole; changes of transactions that it sees are left out.
+    # By table: a snapshot of it that was read whole; changes of transactions that it sees are left out. None: all of
+    # them are, since it is still to be read.
     left_out: Mapping[str, Json] = field(default_factory=dict)
     tables: tuple[str, ...] = ()  # patterns of the tables whose changes it has, as the file says; empty: unknown
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from firnline.errors import ConfigError, SourceError
+from firnline.errors import ConfigError, FirnlineError, SourceError
 from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
 from firnline.sources.mysql import chunk as chunks
 from firnline.sources.mysql import select_kernel
@@ -95,8 +95,9 @@ class MySqlTableReader(TableReader):
                 found.append(TableFacts(table, key, int(count or 0)))
         return found
 
-    def prepare(self, tables: Sequence[str]) -> None:
+    def prepare(self, tables: Sequence[str]) -> dict[str, FirnlineError]:
         """Nothing to do: the log has the changes of all tables."""
+        return {}
 
     def barrier(self, place: Json) -> Json:
         return {name: place[name] for name in ("kind", "gtid_set", "file", "pos", "server_uuid")}

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, FirnlineError, SourceError
 from firnline.sources.cdc.log import (
     Chunk,
     TableChangedError,
@@ -92,11 +92,22 @@ class PostgresTables(TableReader):
             found = [table for table in found if table.name in published]
         return [TableFacts(table.name, table.key, table.rows, str(table.oid)) for table in found]
 
-    def prepare(self, tables: Sequence[str]) -> None:
+    def prepare(self, tables: Sequence[str]) -> dict[str, FirnlineError]:
         if not self._creates:
-            return
+            return {}
         wanted = [table for table in self._server.find_tables(self._tables) if table.name in tables]
-        self._server.ensure_publication(self._publication, wanted)
+        failed: dict[str, FirnlineError] = {}
+        try:
+            self._server.ensure_publication(self._publication, wanted)
+        except SourceError as error:
+            if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+                raise
+            for table in wanted:  # the others, one by one
+                try:
+                    self._server.ensure_publication(self._publication, [table])
+                except SourceError as failure:
+                    failed[table.name] = failure
+        return failed
 
     def barrier(self, place: Json) -> Json:
         """Return the number of the next transaction: all before it have to have ended."""
