@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import generate_latest
@@ -12,10 +15,12 @@ from firnline.cli.output import Output
 from firnline.cli.run_report import RunReporter, RunTotals
 from firnline.cli.status import _show
 from firnline.clock import monotonic
+from firnline.errors import SourceError
 from firnline.history.status import load_status
 from firnline.run import runner
 from firnline.run.open_pipeline import open_pipeline
 from firnline.service.metrics import PipelineMetrics
+from firnline.sources.postgres.source import PostgresSource
 from tests.integration.test_mysql_source import DATABASE
 from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
 from tests.integration.test_mysql_source import captured as captured_binlog
@@ -74,6 +79,79 @@ def test_status_of_a_binary_log(binlog_server: BinlogServer, tmp_path: Path) -> 
     assert least <= source["log"]["lag_bytes"] <= most
     assert 0 < source["log"]["lag_seconds"] < 600
     assert source["schemas"][0]["version"] == 1
+
+
+def test_a_lost_right_leaves_the_lag_unknown(postgres: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    execute(postgres, ORDERS, "CREATE PUBLICATION shop FOR TABLE orders", "DROP ROLE IF EXISTS reader")
+    execute(postgres, "CREATE ROLE reader LOGIN REPLICATION PASSWORD 's3cret'", "GRANT SELECT ON orders TO reader")
+    execute(postgres, "GRANT USAGE ON SCHEMA public TO reader")
+    parts = urlsplit(postgres)
+    options = captured(
+        postgres.replace(parts.netloc, f"reader:s3cret@127.0.0.1:{parts.port}"), tmp_path, publication="shop"
+    )
+    run_to_end(options)
+    rights = ["EXECUTE ON FUNCTION pg_current_wal_flush_lsn()", "SELECT ON pg_replication_slots"]
+    try:
+        for right, shown in zip(rights, ("pg_current_wal_flush_lsn", "pg_replication_slots"), strict=True):
+            execute(postgres, f"REVOKE {right} FROM PUBLIC")
+            report = load_status(open_pipeline(options))
+            log = report.sources[0]["log"]
+            assert (log["lag_bytes"], log["retained_bytes"]) == (None, None)
+            assert f"permission denied for {'function' if 'FUNCTION' in right else 'view'} {shown}" in log["unknown"]
+            assert log["position"]
+            capsys.readouterr()
+            _show(Output(), report)
+            assert f"lag unknown: {log['unknown']}"[:60] in " ".join(capsys.readouterr().out.split())
+            execute(postgres, f"GRANT {right} TO PUBLIC")
+        assert load_status(open_pipeline(options)).sources[0]["log"]["unknown"] is None
+    finally:
+        for right in rights:
+            execute(postgres, f"GRANT {right} TO PUBLIC")
+        execute(postgres, "DROP OWNED BY reader", "DROP ROLE reader")
+
+
+def test_a_right_that_is_lost_during_a_run_is_logged_once(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "LOG_SECONDS", 0.05)
+    execute(postgres, ORDERS)
+    options = captured(postgres, tmp_path)
+    metrics = PipelineMetrics("shop", monotonic)
+    lag = b'firnline_log_lag_bytes{pipeline="shop",source="db"}'
+    with Capturing(options, metrics):
+        wait_until(lambda: lag in _scrape(metrics))
+        with monkeypatch.context() as patched:
+            refused = SourceError("permission denied for view pg_replication_slots")
+            patched.setattr(PostgresSource, "measure", Mock(side_effect=refused))
+            wait_until(lambda: lag not in _scrape(metrics))
+            wait_until(lambda: PostgresSource.measure.call_count > 3)  # type: ignore[attr-defined]
+        wait_until(lambda: lag in _scrape(metrics))
+    assert [record.message for record in caplog.records].count("the lag is unknown") == 1
+
+
+def test_a_lost_right_of_a_binary_log_leaves_the_lag_unknown(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    binlog_server.run(
+        f"CREATE DATABASE {DATABASE}",
+        BINLOG_ORDERS,
+        "DROP USER IF EXISTS reader",
+        "CREATE USER reader IDENTIFIED BY 's3cret'",
+        "GRANT SELECT, REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO reader",
+    )
+    try:
+        options = captured_binlog(binlog_server, tmp_path)
+        parts = urlsplit(options.sources[0].dsn)  # type: ignore[attr-defined]
+        dsn = f"mysql://reader:s3cret@{parts.hostname}:{parts.port}/{DATABASE}"
+        options = replace(options, sources=(replace(options.sources[0], dsn=dsn),))  # type: ignore[call-arg]
+        run_to_end(options)
+        assert load_status(open_pipeline(options)).sources[0]["log"]["unknown"] is None
+        binlog_server.run("REVOKE REPLICATION CLIENT ON *.* FROM reader")
+        source = load_status(open_pipeline(options)).sources[0]
+        assert source["log"]["lag_bytes"] is None
+        assert source["log"]["position"]
+        assert "denied" in source["log"]["unknown"]
+        assert source["log"]["unknown"].count("s3cret") == 0
+    finally:
+        binlog_server.run("DROP USER reader")
 
 
 def test_metrics_of_a_run(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

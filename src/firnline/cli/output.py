@@ -115,6 +115,8 @@ def size_text(size_bytes: float) -> str:
 
 def lag_text(lag: Mapping[str, Any]) -> str:
     """Say how far a source is behind the log of its server, as in `LogLag`."""
+    if lag["unknown"]:
+        return f"lag unknown: {lag['unknown']}"
     if lag["alarm"]:
         return str(lag["alarm"])
     if lag["lag_bytes"] == 0:

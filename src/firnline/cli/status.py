@@ -78,8 +78,9 @@ Output (JSON fields):
                 the source cannot be listed now;
                 log: of a source that captures changes {server_position,
                 position, lag_bytes, lag_seconds (at most), retained_bytes (of
-                the server's log, by the slot; null without one), alarm}; null
-                for others; schemas: those in force, [{table, version,
+                the server's log, by the slot; null without one), alarm,
+                unknown (why the server does not say it; else null)}; null for
+                others; schemas: those in force, [{table, version,
                 fingerprint}]; silent_changes: of rows of the database that
                 its log does not have, [{epoch, table, reason, position,
                 again (read, empty or nothing: what mends it), asked (the next
@@ -357,10 +358,12 @@ def _source_text(source: dict[str, Any]) -> str:
         texts = [f"up to {last}" if last else "at the start"]
     else:
         texts = [fact_text(position)]
-    if source["error"]:
-        texts.append(f"cannot be listed: {source['error']}")
-    elif source["log"]:
+    if source["log"]:
         texts.append(lag_text(source["log"]))
+        if source["error"] and source["error"] != source["log"]["unknown"]:
+            texts.append(f"cannot be read: {source['error']}")
+    elif source["error"]:
+        texts.append(f"cannot be listed: {source['error']}")
     else:
         waiting = f"{count_text(source['files_outstanding'], 'file')}, {size_text(source['bytes_outstanding'])}"
         texts.append(f"backlog {waiting}" if source["files_outstanding"] else "no backlog")

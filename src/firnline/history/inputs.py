@@ -92,8 +92,11 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
             known = None
         for source, one in zip(pipeline.sources, found, strict=True):
             try:
+                position = held.get(source.name) or source.start(None)
+                if source.has_log:  # what the check refuses does not hide it
+                    one.log = source.log_lag(position)
                 source.check()
-                _count(source, held.get(source.name) or source.start(None), known, one)
+                _count(source, position, known, one)
             except (OSError, SourceError, ConfigError, AccessError) as error:
                 logger.warning("the source cannot be listed", extra={"reason": str(error)})
                 one.error = str(error)
@@ -119,8 +122,6 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
 
 
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:
-    if source.has_log:
-        found.log = source.log_lag(position)
     after = source.backlog(position)
     found.files, found.size_bytes = after.files_outstanding, after.bytes_outstanding
     if known is None or source.reconcile_interval_secs is None:

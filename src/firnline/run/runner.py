@@ -175,6 +175,7 @@ class Runner:
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
         self._logs_due_at = float("-inf")  # when the lag of sources with a log is measured again
         self._alarms: dict[str, bool] = {}  # by source with a log: whether an alarm was logged
+        self._unmeasured: set[str] = set()  # sources with a log whose lag is unknown, which was logged
 
     def _initial(self) -> EpochState:
         options = self._pipeline.options
@@ -676,6 +677,12 @@ class Runner:
         def measure() -> None:
             lags = self._pipeline.sources.log_lags(positions)
             for name, lag in lags.items():
+                if lag.unknown:
+                    if name not in self._unmeasured:
+                        logger.warning("the lag is unknown", extra={"source": name, "reason": lag.unknown})
+                    self._unmeasured.add(name)
+                    continue
+                self._unmeasured.discard(name)
                 if lag.alarm and not self._alarms.get(name):
                     logger.warning(lag.alarm, extra={"source": name})
                 elif not lag.alarm and self._alarms.get(name):

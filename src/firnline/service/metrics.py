@@ -339,12 +339,12 @@ class PipelineMetrics(Observer, Collector):
             ("lag_bytes", "Bytes of the server's log that are not read.", attrgetter("lag_bytes")),
             ("lag_seconds", "Time since the server wrote what is not read, at most.", attrgetter("lag_seconds")),
             ("retained_bytes", "Bytes of its log that the server keeps for the slot.", attrgetter("retained_bytes")),
-            ("alarm", "1 while the slot keeps more than max_slot_lag_bytes.", lambda lag: int(bool(lag.alarm))),
+            ("alarm", "1 while the slot keeps more than max_slot_lag_bytes.", _alarm_of),
         ):
             family = GaugeMetricFamily(f"firnline_log_{name}", text, labels=["pipeline", "source"])
             for source, lag in self._log_lags.items():
-                if value(lag) is not None:
-                    family.add_metric([self._pipeline, source], value(lag))
+                if (found := value(lag)) is not None:
+                    family.add_metric([self._pipeline, source], found)
             yield family
 
     def _histograms(self) -> Iterator[Metric]:
@@ -449,6 +449,10 @@ class StagingMetrics(CommitterObserver, Collector):
         info = GaugeMetricFamily("firnline_build_info", "Version.", labels=["pipeline", "version"])
         info.add_metric([PIPELINE, __version__], 1)
         yield info
+
+
+def _alarm_of(lag: LogLag) -> int | None:
+    return None if lag.unknown else int(bool(lag.alarm))
 
 
 def _gauge(metric: str, values: Mapping[str, float]) -> Metric:

@@ -166,6 +166,7 @@ class LogLag:
     lag_seconds: float | None = None  # at most so long ago the server committed the first change that is not read
     retained_bytes: int | None = None  # of its log, which the server keeps for this reader
     alarm: str | None = None  # why an operator should look at it
+    unknown: str | None = None  # why the server does not say it: it is away, or a right was lost
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -175,6 +176,7 @@ class LogLag:
             "lag_seconds": self.lag_seconds,
             "retained_bytes": self.retained_bytes,
             "alarm": self.alarm,
+            "unknown": self.unknown,
         }
 
 
@@ -505,10 +507,11 @@ class Source(ABC):
     def log_lag(self, position: Json) -> LogLag:
         """Return how far a source with a log is behind its server at `position`. Asks the server; changes nothing.
 
-        Called by `status`, and by a run every few seconds, by another thread than `plan`.
+        Called by `status`, and by a run every few seconds, by another thread than `plan`. A server that does not answer
+        is no failure: the answer says why the lag is unknown.
 
         Raises:
-            SourceError, ConfigError: the server does not answer.
+            ConfigError: the source has no log.
         """
         raise ConfigError(f"source {self.name!r} reads no log of a server")
 

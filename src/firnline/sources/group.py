@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from firnline.clock import monotonic
-from firnline.errors import ConfigError, DamagedError, FirnlineError, SourceError
+from firnline.errors import DamagedError, FirnlineError, SourceError
 from firnline.process import TimedCalls
 from firnline.sources import registry
 from firnline.sources.base import Backlog, Limits, LogLag, PositionView, Reconciled, Source, SourcePlan, Split, TooYoung
@@ -284,15 +284,12 @@ class Sources:
         return Backlog(sum(b.files_outstanding for b in counted), sum(b.bytes_outstanding for b in counted))
 
     def log_lags(self, positions: Mapping[str, Json]) -> dict[str, LogLag]:
-        """Return how far each source with a log is behind its server; one that does not answer is left out."""
-        found = {}
-        for source in self:
-            if source.has_log:
-                try:
-                    found[source.name] = source.log_lag(positions.get(source.name) or source.start(None))
-                except (SourceError, ConfigError) as error:
-                    logger.debug("lag not measured", extra={"source": source.name, "reason": error.message})
-        return found
+        """Return how far each source with a log is behind its server."""
+        return {
+            source.name: source.log_lag(positions.get(source.name) or source.start(None))
+            for source in self
+            if source.has_log
+        }
 
     # -- late files and retries -----------------------------------------------------------------------
 

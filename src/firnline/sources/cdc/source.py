@@ -482,7 +482,11 @@ class LogSource(Source):
         return Backlog(len(files), sum(file.size_bytes for file in files))
 
     def log_lag(self, position: Json) -> LogLag:
-        return self.measure(LogPosition.from_json(position, self.kind).place)
+        place = LogPosition.from_json(position, self.kind).place
+        try:
+            return self.measure(place)
+        except (SourceError, ConfigError) as error:
+            return LogLag("", self.place_text(place) if place is not None else "", unknown=error.message)
 
     def unreachable(self) -> str | None:
         lost = self._spooler.lost if self._spooler is not None else None
