@@ -347,7 +347,9 @@ def name_spec(hint: str, spec: str | None) -> str:
 def silent_text(change: Mapping[str, Any], spec: str | None = None) -> str:
     """Say how rows of a captured table may differ from the database, as in `silent_changes` of `status`."""
     way = f"; to read the table again: {name_spec(change['command'], spec)}" if change["command"] else ""
-    way = "; the next epoch begins to read the table again" if change["asked"] else way
+    if change["asked"]:
+        way = "; the next epoch begins to read the table again"
+        way = "; it is emptied and read when there is a table of this name" if change["again"] == "replace" else way
     return f"{change['table']}: {change['reason']} (epoch {change['epoch']}){way}"
 
 

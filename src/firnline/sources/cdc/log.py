@@ -320,7 +320,9 @@ class SilentEffect:
     """How a statement may change rows of a table that are there already, without a trace of them in the log."""
 
     reason: str
-    again: Literal["", "read", "empty"]  # what mends it: reading the table again, and emptying it before; nothing
+    # What mends it: nothing, to read the table again, or to empty it and to read it; `replace`: the same, always, once
+    # there is a table, since it is gone or another one has its name.
+    again: Literal["", "read", "empty", "replace"]
 
 
 @dataclass(frozen=True, slots=True)

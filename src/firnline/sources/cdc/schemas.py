@@ -91,7 +91,12 @@ class SilentChange:
     @property
     def command(self) -> str:
         """What a person types to bring the rows up to date; empty if nothing helps."""
-        return f"firnline snapshot --table {self.table}{' --empty' * (self.again == 'empty')}" if self.again else ""
+        return f"firnline snapshot --table {self.table}{' --empty' * self.empties}" if self.again else ""
+
+    @property
+    def empties(self) -> bool:
+        """Whether sinks have rows that are gone."""
+        return self.again in ("empty", "replace")
 
     def to_json(self) -> dict[str, Json]:
         found = {"table": self.table, "reason": self.reason, "position": self.position}

@@ -114,6 +114,7 @@ class _Shared:
     serial: int = 0  # the highest one that was given to a snapshot
     has_looked: bool = False  # the tables without a key are known
     wants_look: bool = False  # now, not when it is due
+    checked: set[str] = field(default_factory=set)  # tables that are due: somebody has looked since whether they exist
     changed: set[str] = field(default_factory=set)  # ids of snapshots whose tables have another key now
     # By table and identity: where the log has passed the table that had the name before.
     replaced: dict[tuple[str, str], Awaited] = field(default_factory=dict)
@@ -197,9 +198,11 @@ class SnapshotTaker:
                 if one.sees is not None and one.id not in shared.passing:
                     shared.passing[one.id] = self._spooler.wait_for(one.high)
             shared.changed &= running.keys()
+            shared.checked &= position.due.keys()
             replaced = {(table.name, table.identity) for table in self._find_replaced(position, shared.tables)}
             shared.replaced = {one: awaited for one, awaited in shared.replaced.items() if one in replaced}
-            shared.wants_look = shared.wants_look or len(replaced) > len(shared.replaced)
+            is_known = len(replaced) == len(shared.replaced) and shared.checked == position.due.keys()
+            shared.wants_look = shared.wants_look or not is_known
             self._news.notify_all()
 
     def forget_decided(self, position: LogPosition) -> None:
@@ -231,7 +234,8 @@ class SnapshotTaker:
                 known = position.snapshots.get(table.name)
                 is_new = known is None and self._mode != "never"
                 is_made = known is not None and known.id in shared.made
-                if is_new or table.name in position.due or (self._mode == "always" and not is_made):
+                is_due = table.name in position.due and table.name in shared.checked
+                if is_new or is_due or (self._mode == "always" and not is_made):
                     chosen[table.name] = None
                 elif known is not None and known.id in shared.changed:
                     chosen[table.name] = Asked(known.request, table.name, known.where)
@@ -366,7 +370,8 @@ class SnapshotTaker:
                 return False
             error = next((one.error for one in (*tried, *pending) if one is not None), shared.error)
             replaced = self._find_replaced(position, shared.tables) if shared.error is None else shared.replaced
-            if replaced or (shared.tables is None and error is None):
+            is_unknown = shared.error is None and shared.checked != position.due.keys()
+            if replaced or is_unknown or (shared.tables is None and error is None):
                 return False
         if self.begins(position):
             return False
@@ -399,7 +404,7 @@ class SnapshotTaker:
         looked_at, failures = 0.0, 0
         try:
             while not self._stopping.is_set():
-                if monotonic() >= looked_at or self._shared.wants_look:
+                if monotonic() >= looked_at or (self._shared.wants_look and not failures):
                     failures = 0 if self._look() else failures + 1
                     looked_at = monotonic() + (_pause(failures) if failures else LOOK_SECONDS)
                 if not self._read_next():
@@ -416,6 +421,8 @@ class SnapshotTaker:
         has_looked = False
         try:
             self._check_holder()
+            with self._news:
+                due = set(self._shared.position.due) if self._shared.position is not None else set()
             tables = {table.name: table for table in self._reader.find_tables()}
             with self._news:
                 known = self._shared.tables
@@ -436,6 +443,7 @@ class SnapshotTaker:
             if found is not None:
                 self._shared.tables = {name: table for name, table in found.items() if name not in failed}
                 self._shared.replaced |= replaced
+                self._shared.checked |= due
             for name, whole in self._shared.wholes.items():
                 if found is not None and name in found and name not in failed:
                     whole.is_prepared = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar
@@ -414,7 +414,9 @@ class LogSource(Source):
         for item in (item for split in plan.splits for item in split.inputs):
             outcome = by_name[str(item["path"])]
             told = {name: outcome[name] for name in ("again", "seen", "moved") if name in outcome}
-            if silent := [one for one in outcome.get(SILENT, []) if self._tables.covers(one["table"])]:
+            if silent := [
+                one for one in _of_tables(outcome.get(SILENT, []), known) if self._tables.covers(one["table"])
+            ]:
                 told[SILENT] = silent
             if not item.get("transactions", 1) and not item["rows"]:
                 told[IDLE] = True
@@ -434,21 +436,23 @@ class LogSource(Source):
         begun = {one["begins"]["table"] for one in records if "begins" in one and sees_epoch(one["begins"])}
         for record in records:
             if SILENT in record:
-                record[SILENT] = [self._answer(SilentChange.from_json(one), begun).to_json() for one in record[SILENT]]
+                changes = [SilentChange.from_json(one) for one in record[SILENT]]
+                record[SILENT] = [self._answer(change, begun, known).to_json() for change in changes]
         return self._after(known, records).to_json(), records
 
-    def _answer(self, change: SilentChange, begun: Collection[str]) -> SilentChange:
+    def _answer(self, change: SilentChange, begun: Collection[str], known: LogPosition) -> SilentChange:
         """Log a change of rows that the log does not have, and ask for a snapshot of the table if that is wanted.
 
-        A snapshot that `begun` in the same epoch sees the change.
+        A snapshot that `begun` in the same epoch sees the change. But it empties tables before the log of this epoch,
+        whose rows may be gone by the change.
         """
-        is_asked = (
-            self._options.on_ddl == "resnapshot"
-            and bool(change.again)
-            and change.table not in begun
-            and (self._taker is None or self._taker.may_read_again(change.table))
-        )
-        way = "the table is read again" if is_asked or change.table in begun else change.command
+        if change.again == "replace":
+            is_wanted = self._options.snapshot != "never" and (change.table in known.snapshots or change.table in begun)
+        else:
+            is_wanted = self._options.on_ddl == "resnapshot" and bool(change.again)
+        is_seen = change.table in begun and not change.empties
+        is_asked = is_wanted and not is_seen and (self._taker is None or self._taker.may_read_again(change.table))
+        way = "the table is read again" if is_asked or is_seen else change.command
         facts = {"source": self.name, "table": change.table, "position": change.position}
         text = "rows may have changed that are not in the log: %s" + ("; %s" if way else "%s")
         logger.warning(text, change.reason, way, extra=facts)
@@ -616,6 +620,16 @@ def _in_log_order(records: Sequence[dict[str, Json]]) -> list[dict[str, Json]]:
     return sorted(records, key=lambda record: "chunk" in record)
 
 
+def _of_tables(changes: Sequence[Mapping[str, Json]], known: LogPosition) -> Iterator[Mapping[str, Json]]:
+    """Return changes table by table; some are of a whole database, `database.*`."""
+    for change in changes:
+        database, _, name = str(change["table"]).partition(".")
+        if name != "*":
+            yield change
+        else:
+            yield from ({**change, "table": one} for one in known.tables if one.partition(".")[0] == database)
+
+
 def _find_overwritten(records: Sequence[dict[str, Json]]) -> None:
     """Have chunks read again whose table has another schema in the log of their epoch: rows of the log, which come
     behind those of the chunk, do not have its columns."""
@@ -672,7 +686,7 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
         one = _open_input(record)
         for change in (SilentChange.from_json(value) for value in record.get(SILENT, ())):
             if change.asked:
-                due[change.table] = due.get(change.table, False) or change.again == "empty"
+                due[change.table] = due.get(change.table, False) or change.empties
         if isinstance(one, SnapshotBegin):
             if not one.where:
                 due.pop(one.table, None)

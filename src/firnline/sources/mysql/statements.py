@@ -45,17 +45,19 @@ _TABLE_DDL = re.compile(
     rf"(?:CREATE(?:\s+OR\s+REPLACE)?|ALTER(?:\s+ONLINE)?(?:\s+IGNORE)?)\s+TABLE(?:\s+IF\s+(?:NOT\s+)?EXISTS)?\s*({_TABLE})",
     re.IGNORECASE,
 )
-_DROP = re.compile(rf"DROP\s+TABLE(?:\s+IF\s+EXISTS)?\s*({_TABLE}(?:\s*,\s*{_TABLE})*)", re.IGNORECASE)
+_DROP = re.compile(rf"DROP\s+TABLES?(?:\s+IF\s+EXISTS)?\s*({_TABLE}(?:\s*,\s*{_TABLE})*)", re.IGNORECASE)
 _RENAME = re.compile(r"RENAME\s+TABLES?(?:\s+IF\s+EXISTS)?\s*(.*)", re.IGNORECASE | re.DOTALL)
+_DROP_DATABASE = re.compile(rf"DROP\s+(?:DATABASE|SCHEMA)(?:\s+IF\s+EXISTS)?\s*({_NAME})", re.IGNORECASE)
 _DATABASE = re.compile(r"(?:DROP|ALTER)\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
-_NEW_NAME = rf"\bRENAME\s+(?:(?:TO|AS)\s+)?(?!(?:TO|AS|COLUMN|INDEX|KEY)\b)({_TABLE})"  # of a table
+# Of a table. A name in quotes is none of these words.
+_NEW_NAME = rf"(?<![`\"])\bRENAME\b(?:\s*(?:TO|AS)\b|\s*=)?\s*(?!(?:TO|AS|COLUMN|INDEX|KEY)\b)({_TABLE})"
 _RENAMES = re.compile(rf"^(RENAME\s+TABLES?\b|ALTER\b.*?{_NEW_NAME})", re.IGNORECASE | re.DOTALL)
-_NOTHING, _READ, _EMPTY = SilentEffect("", ""), SilentEffect("", "read"), SilentEffect("", "empty")
+_READ, _EMPTY, _REPLACE = SilentEffect("", "read"), SilentEffect("", "empty"), SilentEffect("", "replace")
 _SILENT_CHANGES = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), replace(way, reason=effect))
     for pattern, effect, way in (
-        (r"^DROP\s+(TABLE|DATABASE|SCHEMA)\b", "removed the rows: they stay here", _NOTHING),
-        (r"^CREATE\s+OR\s+REPLACE\b", "replaced the table: its old rows stay here", _EMPTY),
+        (r"^DROP\s+TABLES?\b", "removed the table: its rows stay here until it comes again", _REPLACE),
+        (r"^CREATE\s+OR\s+REPLACE\b", "replaced the table", _REPLACE),
         (r"^ALTER\s+(ONLINE\s+)?IGNORE\b", "may have removed rows: they stay here", _EMPTY),
         (r"^ALTER\b.*\b(DROP|TRUNCATE|EXCHANGE|DISCARD|IMPORT)\s+(PARTITION|TABLESPACE)\b",
          "changed whole partitions", _EMPTY),
@@ -67,8 +69,8 @@ _SILENT_CHANGES = tuple(
          "added a column with values: rows from before lack them", _READ),
     )
 )  # fmt: skip
-_RENAMED_FROM = SilentEffect("gave the rows to another name: they stay here", "")
-_RENAMED_TO = SilentEffect("gave the table the rows of another one", "empty")
+_RENAMED_FROM = SilentEffect("gave the rows to another name: they stay here until the table comes again", "replace")
+_RENAMED_TO = SilentEffect("gave the table the rows of another one", "replace")
 _SILENT = frozenset(
     {
         "ALTER", "ANALYZE", "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CREATE", "DROP", "FLUSH", "GRANT",
@@ -118,13 +120,16 @@ def classify(statement: str, database: str) -> Statement:
 def find_silent(statement: str, tables: Sequence[str]) -> dict[str, SilentEffect]:
     """Return, by table, how DDL may change rows that are there already, which no row event tells.
 
-    `tables` are those of `classify`. A table that a statement does not change so is left out.
+    `tables` are those of `classify`. A table that a statement does not change so is left out. `database.*` stands for
+    all tables of a database.
     """
     text = _LITERAL.sub("''", _COMMENT.sub(lambda found: f" {found.group(1) or ''} ", statement)).strip()
     shown = " ".join(statement.split())[:200]
     found: dict[str, SilentEffect] = {}
     if _RENAMES.search(text):  # old and new names in turn; a name may be both: then it has other rows now
         found = dict.fromkeys(tables[::2], _RENAMED_FROM) | dict.fromkeys(tables[1::2], _RENAMED_TO)
+    elif dropped := _DROP_DATABASE.match(text):
+        found = {f"{_unquote(dropped.group(1))}.*": replace(_REPLACE, reason="removed the database")}
     elif (effect := next((effect for pattern, effect in _SILENT_CHANGES if pattern.search(text)), None)) is not None:
         found = dict.fromkeys(tables, effect)
     return {table: replace(effect, reason=f"{shown!r} {effect.reason}") for table, effect in found.items()}
