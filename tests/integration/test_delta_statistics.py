@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -32,6 +34,9 @@ FIELDS = SchemaOptions(
         FieldOptions("nothing", "string"),
     )
 )
+
+
+INF, NAN = float("inf"), float("nan")
 
 
 def record(number: int) -> dict[str, Any]:
@@ -139,8 +144,6 @@ def test_skipping_by_statistics_loses_nothing(tmp_path: Path, make_options: Make
     for column in ("id", "f", "s", "long_text", "d", "ts", "day"):
         for value in {row[column] for row in everything[::17] if row[column] is not None}:
             expected = sum(1 for row in everything if row[column] == value)
-            import pyarrow as pa
-
             scalar = pa.scalar(value, table.to_pyarrow_table().schema.field(column).type)
             assert dataset.to_table(filter=pc.field(column) == scalar).num_rows == expected, (column, value)
 
@@ -154,6 +157,24 @@ def test_infinite_and_huge_numbers_leave_valid_statistics(tmp_path: Path, make_o
     for add in adds(options.sinks[0].location):
         json.loads(add["stats"], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert DeltaTable(options.sinks[0].location).to_pyarrow_table().num_rows == 4
+
+
+@pytest.mark.parametrize(
+    "values", [[INF, 1.0], [-INF, 1.0], [INF], [-INF], [NAN], [NAN, 1.0], [NAN, -INF, None], [1.0, None, 2.0]]
+)
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_floats_that_are_no_numbers_leave_a_readable_table(
+    tmp_path: Path, make_options: MakeOptions, values: list[float | None], kind: pa.DataType
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"x": pa.array(values, kind)}), tmp_path / "in" / "a.parquet")
+    options: PipelineOptions = make_options(format="parquet")
+    assert run_once(options).exit_code == 0
+    (add,) = adds(options.sinks[0].location)
+    stats = json.loads(add["stats"], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    bounds = (stats["minValues"].get("x"), stats["maxValues"].get("x"))
+    assert bounds == ((1.0, 2.0) if values == [1.0, None, 2.0] else (None, None))
+    assert str(DeltaTable(options.sinks[0].location).to_pyarrow_table().column("x").to_pylist()) == str(values)
 
 
 ODD = [

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from firnline.faults import fault_point
 from firnline.names import changes_folder, data_name
 from firnline.sinks.base import Stager
-from firnline.sinks.delta.stats import file_stats
+from firnline.sinks.delta.stats import Path, file_stats, find_nan
 from firnline.sinks.outbox import KEY as OUTBOX
 from firnline.sinks.outbox import CountedStream
 from firnline.storage import Storage, Writable, open_storage
@@ -52,6 +52,7 @@ class _OpenFile:
     stream: _Counted
     writer: pq.ParquetWriter
     schema: pa.Schema
+    nan: set[Path] = field(default_factory=set)  # columns with NaN
 
 
 class ParquetStager(Stager):
@@ -161,6 +162,7 @@ class ParquetStager(Stager):
             self._finish(partition)
         if partition.file is None:
             partition.file = self._open(partition, table)
+        partition.file.nan.update(find_nan(table))
         partition.file.writer.write_table(table, row_group_size=table.num_rows)
         if partition.file.stream.tell() >= self._file_bytes:
             self._finish(partition)
@@ -190,7 +192,7 @@ class ParquetStager(Stager):
                 "rows": metadata.num_rows,
                 "partition_values": partition.values,
                 "modification_time": int(time.time() * 1000),
-                "stats": file_stats(metadata, file.schema),
+                "stats": file_stats(metadata, file.schema, file.nan),
                 "footer_checksum": file.stream.footer_checksum(),
                 "crc32": file.stream.crc32,
                 **({OUTBOX: self._prefix + file.key} if self._prefix else {}),
