@@ -51,6 +51,23 @@ def test_a_role_that_may_not_read_a_table(postgres: str, tmp_path: Path) -> None
         execute(postgres, "DROP OWNED BY reader", "DROP ROLE reader")
 
 
+def test_the_statements_for_a_publication_break_no_application(postgres: str, tmp_path: Path) -> None:
+    """The server refuses updates of a published table that has no identity."""
+    execute(postgres, ORDERS, 'CREATE TABLE "Audit Log" (n int)', 'INSERT INTO "Audit Log" VALUES (1)')
+    execute(postgres, "CREATE PUBLICATION shop FOR TABLE orders")
+    options = captured(postgres, tmp_path, tables=("orders", "Audit Log"), publication="shop")
+    source = open_pipeline(options).sources["db"]
+    (remark,) = source.remarks()
+    assert "publication shop has not the table public.Audit Log" in remark
+    execute(postgres, *remark.partition("(")[2].rstrip(")").split("; then "))
+    execute(postgres, 'UPDATE "Audit Log" SET n = 2')
+    assert source.remarks() == []
+    execute(postgres, 'ALTER TABLE "Audit Log" REPLICA IDENTITY DEFAULT')
+    (remark,) = source.remarks()
+    assert "the server refuses the application's own updates" in remark
+    execute(postgres, remark.partition("(")[2].rstrip(")"), 'UPDATE "Audit Log" SET n = 3')
+
+
 def test_own_tables_are_not_captured(postgres: str, tmp_path: Path) -> None:
     """A publication of all tables has Firnline's own ones, too."""
     execute(postgres, ORDERS, "CREATE SCHEMA IF NOT EXISTS firnline", "CREATE TABLE firnline.own (id int PRIMARY KEY)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,13 +179,13 @@ class PostgresServer:
         with self.session() as db:
             found = db.execute(query, ([table.name for table in tables],)).fetchall()
         if found:
-            role, names = found[0][3], ", ".join(row[1] for row in found)
-            closed = ", ".join(dict.fromkeys(row[0] for row in found if not row[2]))
+            role, names = found[0][3], [row[1] for row in found]
+            closed = ", ".join(dict.fromkeys(sql_name(row[0]) for row in found if not row[2]))
             usage = f'GRANT USAGE ON SCHEMA {closed} TO "{role}"; ' if closed else ""
             raise ConfigError(
-                f"{self.place}: the role {role} may not read {names}",
-                hint=f'{usage}GRANT SELECT ON {names} TO "{role}"; or write `snapshot: never` into the source, to '
-                "capture changes alone.",
+                f"{self.place}: the role {role} may not read {', '.join(names)}",
+                hint=f'{usage}GRANT SELECT ON {", ".join(map(sql_name, names))} TO "{role}"; or write '
+                "`snapshot: never` into the source, to capture changes alone.",
             )
 
     def end_lsn(self) -> int:
@@ -268,10 +269,10 @@ class PostgresServer:
             ConfigError: it does not; the hint has the statement.
         """
         if self.published(publication) is None:
-            names = ", ".join(table.name for table in tables) or "..."
+            names = ", ".join(sql_name(table.name) for table in tables) or "..."
             raise ConfigError(
                 f"{self.place}: there is no publication {publication}",
-                hint=f"As the owner of the tables: CREATE PUBLICATION {publication} FOR TABLE {names} WITH "
+                hint=f"As the owner of the tables: CREATE PUBLICATION {sql_name(publication)} FOR TABLE {names} WITH "
                 "(publish_via_partition_root = true); or leave `publication` out, if the role of `dsn` owns them.",
             )
 
@@ -297,11 +298,11 @@ class PostgresServer:
                     "the owner of the tables creates.",
                 )
             query = "SELECT pg_has_role(current_user, relowner, 'USAGE') FROM pg_class WHERE oid = %s::regclass"
-            others = [name for name in missing if not _one(db, query, _quoted(name))[0]]
+            others = [name for name in missing if not _one(db, query, sql_name(name))[0]]
         if others:
             raise ConfigError(
                 f"{self.place}: the role {role} does not own {', '.join(others)}, so that it cannot publish the table",
-                hint=f"As the owner: CREATE PUBLICATION firnline FOR TABLE {', '.join(others)} WITH "
+                hint=f"As the owner: CREATE PUBLICATION firnline FOR TABLE {', '.join(map(sql_name, others))} WITH "
                 "(publish_via_partition_root = true); then write `publication: firnline` into the source.",
             )
 
@@ -412,9 +413,13 @@ def _for_tables(words: str, tables: Sequence[CapturedTable]) -> Any:
     return SQL("{} {}").format(SQL(words), SQL(", ").join(names))
 
 
-def _quoted(table: str) -> str:
-    """Return the name of a table as SQL."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split(".", 1))
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")  # a name that SQL need not quote; behind a schema also if it is a keyword
+
+
+def sql_name(name: str) -> str:
+    """Return the name of a table, or of a publication, as SQL."""
+    parts = name.split(".", 1)
+    return ".".join(part if _PLAIN.fullmatch(part) else '"' + part.replace('"', '""') + '"' for part in parts)
 
 
 def _one(db: Connection[tuple[Any, ...]], query: str, *values: object) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres.messages import format_lsn, parse_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
-from firnline.sources.postgres.server import OWN_SCHEMA, PostgresServer
+from firnline.sources.postgres.server import OWN_SCHEMA, PostgresServer, sql_name
 from firnline.sources.postgres.stream import PostgresStream
 from firnline.sources.postgres.tables import PostgresTables
 from firnline.types import Json
@@ -140,14 +140,22 @@ class PostgresSource(LogSource):
         publication = self._postgres.publication
         published = self._server.published(publication) if publication is not None else None
         for table in found:
-            if published is not None and table.name not in published:
+            identify = f"ALTER TABLE {sql_name(table.name)} REPLICA IDENTITY FULL"
+            if publication is not None and published is not None and table.name not in published:
+                # Without an identity the server would refuse the application's own updates of a published table.
+                first = "" if table.has_identity else f"{identify}; then "
                 told.append(
                     f"publication {publication} has not the table {table.name}, so that its changes are not captured "
-                    f"(ALTER PUBLICATION {publication} ADD TABLE {table.name})"
+                    f"({first}ALTER PUBLICATION {sql_name(publication)} ADD TABLE {sql_name(table.name)})"
+                )
+            elif not table.has_identity and published is not None and published[table.name]:
+                told.append(
+                    f"table {table.name} has no primary key, so that the server refuses the application's own updates "
+                    f"and deletes of it while {publication} publishes them ({identify})"
                 )
             elif not table.has_identity:
                 told.append(
-                    f"table {table.name} has no primary key: only its inserts are captured (ALTER TABLE {table.name} "
-                    "REPLICA IDENTITY FULL captures all changes)"
+                    f"table {table.name} has no primary key: only its inserts are captured ({identify} captures all "
+                    "changes)"
                 )
         return told
