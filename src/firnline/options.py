@@ -19,6 +19,7 @@ MISSING = "_missing"  # of a change row: the columns whose values it does not ha
 MOVED = "_moved"  # of a change row that lacks values: the key changed, and the row before it deletes the old key
 DELETE = "delete"  # the word of `_op` of a change row that deletes its key
 TRUNCATE = "truncate"  # the word of `_op` of a change row without a key: all rows before it are gone
+LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")  # optional columns of a record: where it is from
 FACTS = ("_committed_at", "_position", "_transaction")  # optional columns of a captured change: its transaction
 OPERATIONS = ("insert", "update", DELETE, "read", TRUNCATE)  # words of `_op`; read: the row of a snapshot
 

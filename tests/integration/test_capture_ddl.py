@@ -49,6 +49,13 @@ class Database:
         else:
             execute(self._server, *statements)
 
+    def transact(self, *statements: str) -> None:
+        """Execute statements in one transaction."""
+        if self.is_binlog:
+            self.run("START TRANSACTION", *statements, "COMMIT")
+        else:
+            execute(self._server, "; ".join(["BEGIN", *statements, "COMMIT"]))
+
     def with_source(self, **settings: Any) -> PipelineOptions:
         """Return the options with settings of the source."""
         return replace(self.options, sources=(replace(self.options.sources[0], **settings),))

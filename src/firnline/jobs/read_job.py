@@ -17,14 +17,13 @@ from firnline.errors import BadRecordsError, EngineError, FirnlineError, SchemaE
 from firnline.exchange import Exchanged
 from firnline.jobs.engine import Engine, Output
 from firnline.jobs.heartbeat import Watch, run_watched
-from firnline.options import SourceOptions, StrictColumn
+from firnline.options import LINEAGE, SourceOptions, StrictColumn
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, merge, schema_from_json, schema_to_json, type_to_text, widen
 from firnline.sinks.base import Sink
 from firnline.sources.base import ReadColumns, SourcePlan, Split, SplitEnd, port_name
 from firnline.sources.columns import (
     IS_DECLARED,
-    LINEAGE,
     LINEAGE_TYPES,
     Columns,
     agree,

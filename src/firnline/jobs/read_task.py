@@ -24,12 +24,13 @@ from firnline.exchange import ExchangeWriter
 from firnline.faults import fault_point
 from firnline.jobs.read_job import FIRST_BAD, ReadReport, ReadTask, check_fields
 from firnline.names import quarantine_name
+from firnline.options import LINEAGE
 from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, json_field
 from firnline.sinks.base import Stager
 from firnline.sinks.registry import close_stagers, open_stagers
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
-from firnline.sources.columns import LINEAGE, LINEAGE_TYPES, constant_value, retyped
+from firnline.sources.columns import LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.decoding import find_rows
 from firnline.sources.guard import guarding
 from firnline.sources.headers import add_headers

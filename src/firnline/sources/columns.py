@@ -18,7 +18,6 @@ from firnline.schema import is_json, is_wider, merge, schema_from_json, schema_f
 from firnline.sources.base import MAIN_PORT, ReadColumns
 from firnline.types import Json
 
-LINEAGE = ("_firnline_file", "_firnline_record", "_firnline_epoch")
 LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
 IS_DECLARED = "it is declared in the spec"
 

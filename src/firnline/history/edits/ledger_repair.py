@@ -27,12 +27,12 @@ from firnline.graph import find_source, sink_input
 from firnline.history.savepoints.pins import load_pins
 from firnline.history.store import on_record
 from firnline.names import LEDGER, entry_name, ledger_folder
+from firnline.options import LINEAGE
 from firnline.run.edits import perform_edit
 from firnline.run.joining import ahead_of, committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sources.base import processed_record
-from firnline.sources.columns import LINEAGE
 from firnline.sources.known import KnownFiles
 from firnline.storage import FileStat, Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from firnline.errors import BadRecordsError, SchemaError, SourceError, SourceGapError
 from firnline.ndjson import BrokenFileError, Decoded, MismatchError, UnexpectedFieldError
+from firnline.options import LINEAGE
 from firnline.schema import RESCUED_COLUMN, is_column_name_ok
 from firnline.sinks.delta.contents import find_key
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
-from firnline.sources.columns import LINEAGE, Columns
+from firnline.sources.columns import Columns
 from firnline.sources.decoding import with_rescued
 from firnline.sources.delta.versions import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, NEW_ROWS, OLD_ROWS
 from firnline.sources.files.formats.base import Place, StoredFile

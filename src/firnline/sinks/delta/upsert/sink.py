@@ -18,7 +18,7 @@ from deltalake.transaction import RemoveAction
 
 from firnline.checkpoint.codec import canonical, checksum, short_number
 from firnline.errors import SchemaError
-from firnline.options import FACTS, MISSING, OP
+from firnline.options import FACTS, LINEAGE, MISSING, OP
 from firnline.schema import widen, wider_columns
 from firnline.sinks.base import Capabilities, EpochCommit, RunTasks, SinkContext
 from firnline.sinks.changes import table_columns
@@ -486,7 +486,7 @@ class UpsertSink(DeltaSink):
     def _awaits_rows(self, columns: pa.Schema) -> bool:
         """Return whether a table has no columns of its own yet: its rows are still to come. (The log may say that a
         table was emptied before it describes the table.)"""
-        return set(columns.names) <= {*self._placeholder().names, *FACTS}
+        return set(columns.names) <= {*self._placeholder().names, *FACTS, *LINEAGE}
 
     def _check_rewritable(self) -> None:
         """Refuse a table whose files hold less, or more, than their rows, or from which no row may be deleted."""
