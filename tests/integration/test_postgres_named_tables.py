@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firnline.options import PipelineOptions
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.cdc.spool import SpoolFile
@@ -17,6 +19,7 @@ from tests.support.captured import (
     Capturing,
     captured,
     check_current,
+    delta_rows,
     execute,
     history,
     position,
@@ -111,3 +114,18 @@ def test_what_a_run_spooled_without_a_table_is_not_taken_for_its_changes(
     run_to_end(options)
     check_current(database, tmp_path)
     assert Counter(op for _, op in history(tmp_path)) == {"read": 250, "insert": 1, "delete": 9, "update": 1}
+
+
+def test_a_table_without_a_key_that_is_named_again_is_read_whole(database: str, tmp_path: Path) -> None:
+    execute(database, "CREATE TABLE events (n int)", "INSERT INTO events SELECT generate_series(1, 150)")
+    sink = DeltaSinkOptions("history", str(tmp_path / "history"), input="db.events")
+    named = replace(captured(database, tmp_path, tables=("events", "other")), sinks=(sink,))
+    left = replace(captured(database, tmp_path, tables=("*", "!events", "!orders")), sinks=(sink,))
+    run_to_end(named)
+    execute(database, "INSERT INTO events VALUES (200)", "INSERT INTO other VALUES (1)")
+    run_to_end(left)
+    run_to_end(named)
+    execute(database, "INSERT INTO events VALUES (201)")
+    run_to_end(named)
+    counts = Counter(op for (op,) in delta_rows(tmp_path / "history", "_op"))
+    assert counts == {"read": 150 + 151, "insert": 1, "truncate": 1}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.postgres.tables import PostgresTables
 from tests.support.captured import (
@@ -16,6 +18,7 @@ from tests.support.captured import (
     Capturing,
     captured,
     check_current,
+    delta_rows,
     execute,
     has_read_all,
     history,
@@ -200,3 +203,35 @@ def test_a_key_with_identity_full_is_that_of_the_log(database: str, tmp_path: Pa
     run_to_end(options)
     assert position(options).schemas == first
     check_current(database, tmp_path)
+
+
+# -- without a key -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_key", ["", " PRIMARY KEY"])
+def test_a_table_without_a_key_that_takes_the_name_is_read_whole(database: str, tmp_path: Path, first_key: str) -> None:
+    """The rows that it had before it was published come, and the old ones go."""
+    execute(database, f"CREATE TABLE events (n int{first_key})", "INSERT INTO events SELECT generate_series(1, 150)")
+    current = DeltaSinkOptions("current", str(tmp_path / "current"), input="db.events", write="upsert", key=("n",))
+    all_rows = DeltaSinkOptions("history", str(tmp_path / "history"), input="db.events")
+    options = replace(captured(database, tmp_path, tables=("events",)), sinks=(all_rows, current))
+    run_to_end(options)
+    first = position(options).snapshots["public.events"]
+    execute(
+        database,
+        "INSERT INTO events VALUES (200)",
+        "DROP TABLE events",
+        "CREATE TABLE events (n int)",
+        "INSERT INTO events SELECT generate_series(1000, 1150)",
+    )
+    run_to_end(options)
+    execute(database, "INSERT INTO events VALUES (2000)")
+    run_to_end(options)
+    run_to_end(options)
+    held = query(database, "SELECT n FROM events")
+    assert delta_rows(tmp_path / "current", "n") == sorted(held, key=repr)
+    counts = Counter(op for (op,) in delta_rows(tmp_path / "history", "_op"))
+    assert counts == {"read": 150 + 151, "insert": 2, "truncate": 1}
+    found = position(options)
+    assert (found.left, found.left_out) == ({}, {})
+    assert found.snapshots["public.events"].serial > first.serial

@@ -202,7 +202,7 @@ class SnapshotTaker:
             replaced = {(table.name, table.identity) for table in self._find_replaced(position, shared.tables)}
             shared.replaced = {one: awaited for one, awaited in shared.replaced.items() if one in replaced}
             is_known = len(replaced) == len(shared.replaced) and shared.checked == position.due.keys()
-            shared.wants_look = shared.wants_look or not is_known
+            shared.wants_look = shared.wants_look or not is_known or bool(self._find_left(position))
             self._news.notify_all()
 
     def forget_decided(self, position: LogPosition) -> None:
@@ -256,8 +256,7 @@ class SnapshotTaker:
                     )
             for name, identity in replaced.items():
                 chosen.pop(name, None)
-                passed = shared.replaced.get((name, identity))
-                if passed is not None and passed.file is not None and passed.file <= position.spool:
+                if shared.tables[name].key and self._has_passed(name, identity, position):
                     known = position.snapshots[name]
                     chosen[name] = Asked("" if known.done else known.request, name, empties=True)
             if any(one.is_read_now for one in shared.wholes.values()):  # snapshots begin in the order of their serials
@@ -282,11 +281,32 @@ class SnapshotTaker:
         found = []
         for table in (tables or {}).values():
             known = position.snapshots.get(table.name)
-            if known is None or not table.key or (self._mode == "never" and known.done):
+            if known is None or (self._mode == "never" and known.done):
+                continue
+            if not table.key and not self._reader.reads_whole:
                 continue
             if known.identity and table.identity and known.identity != table.identity:
                 found.append(table)
         return found
+
+    def _has_passed(self, name: str, identity: str, position: LogPosition) -> bool:
+        """Return whether the log up to a position has all changes of the table that had the name before."""
+        passed = self._shared.replaced.get((name, identity))
+        return passed is not None and passed.file is not None and passed.file <= position.spool
+
+    def find_gone(self, position: LogPosition) -> list[str]:
+        """Return the names that tables without a key took from others: these are forgotten, and the new ones read."""
+        with self._news:
+            replaced = self._find_replaced(position, self._shared.tables)
+            return [one.name for one in replaced if not one.key and self._has_passed(one.name, one.identity, position)]
+
+    def _find_left(self, position: LogPosition) -> list[TableFacts]:
+        """Return the tables without a key that are to be read anew, since what was read of them is forgotten."""
+        if self._mode == "never" or not self._reader.reads_whole:
+            return []
+        known = self._shared.wholes.keys() | position.snapshots.keys()
+        tables = (self._shared.tables or {}).values()
+        return [one for one in tables if not one.key and one.name in position.left and one.name not in known]
 
     def may_read_again(self, table: str) -> bool:
         """Return whether a table can be read again: not without a key, since its rows would come twice."""
@@ -310,7 +330,8 @@ class SnapshotTaker:
     def _pending(self, position: LogPosition) -> dict[str, _Whole]:
         """Return the tables without a key that are still to be begun behind a position."""
         wholes = self._shared.wholes
-        for table in [one for one in wholes if one in position.schemas and one not in position.snapshots]:
+        given_on = position.schemas.keys() - position.snapshots.keys() - position.left.keys()
+        for table in wholes.keys() & given_on:
             del wholes[table]  # changes of it were given on, by an epoch that was under way when it was found
             self._warn_of_earlier_rows(table)
         return {table: one for table, one in wholes.items() if table not in position.snapshots}
@@ -371,6 +392,7 @@ class SnapshotTaker:
             error = next((one.error for one in (*tried, *pending) if one is not None), shared.error)
             replaced = self._find_replaced(position, shared.tables) if shared.error is None else shared.replaced
             is_unknown = shared.error is None and shared.checked != position.due.keys()
+            is_unknown = is_unknown or bool(self._find_left(position))
             if replaced or is_unknown or (shared.tables is None and error is None):
                 return False
         if self.begins(position):
@@ -426,8 +448,9 @@ class SnapshotTaker:
             tables = {table.name: table for table in self._reader.find_tables()}
             with self._news:
                 known = self._shared.tables
-                new = tables.keys() - (known or {}).keys()
-                self._find_wholes([tables[name] for name in new])
+                new = [table for name, table in tables.items() if name not in (known or {})]
+                left = self._find_left(self._shared.position) if self._shared.position is not None else []
+                self._find_wholes([*new, *(tables[one.name] for one in left if one.name in tables)])
             has_looked = True
             if known is None or any(_differ(table, known.get(name)) for name, table in tables.items()):
                 failed = self._reader.prepare(list(tables))
@@ -475,7 +498,8 @@ class SnapshotTaker:
         for table in new:
             if table.key or self._mode == "never" or position is None or table.name in position.snapshots:
                 continue
-            if table.name in position.schemas or not self._reader.reads_whole:
+            is_given_on = table.name in position.schemas and table.name not in position.left
+            if is_given_on or not self._reader.reads_whole:
                 self._warn_of_earlier_rows(table.name)
             else:
                 self._shared.wholes.setdefault(table.name, _Whole(held_since=monotonic()))

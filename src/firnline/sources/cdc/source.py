@@ -379,7 +379,8 @@ class LogSource(Source):
         files = [replace(file, left_out=left_out) for file in files]
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
-        left = [TableLeft(table) for table in known.tables if not self._tables.covers(table)]
+        gone = taker.find_gone(known)
+        left = [TableLeft(table) for table in known.tables if table in gone or not self._tables.covers(table)]
         anew = {one.table for one in begins} | {one.table for one in left}
         chunks = [one for one in taker.ready(known, end) if one.table not in anew]
         passed = [one for one in taker.passed(known) if one.table not in anew]
