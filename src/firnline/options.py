@@ -113,6 +113,14 @@ def template_columns(text: str) -> list[str]:
     return _PLACEHOLDER.findall(text)
 
 
+TABLE_PLACES = ("table", "schema", "database")  # of a template for captured tables; the last two are the same
+
+
+def names_tables(port: str) -> bool:
+    """Return whether an input names tables of a captured database by a pattern, such as `shop.*`."""
+    return "*" in port or "?" in port
+
+
 def split_template(text: str) -> list[tuple[str, str]]:
     """Return the pieces of a template: each a text, followed by a column, which is empty at the end."""
     pieces = _PLACEHOLDER.split(text)

@@ -106,13 +106,14 @@ def disturb(side: Side, proxy: Proxy, chances: random.Random) -> None:
         side.server.start()
 
 
-def play(side: Side, launcher: Launcher, folder: Path, seed: int, *, is_empty: bool) -> None:
-    """`is_empty`: no table has rows when capture begins; else they are read in chunks meanwhile."""
+def play(side: Side, launcher: Launcher, folder: Path, seed: int, *, is_empty: bool, together: bool = False) -> None:
+    """`is_empty`: no table has rows when capture begins; else they are read in chunks meanwhile. `together`: one sink
+    has all tables."""
     model = ModelDatabase(side, seed, most_rows=400 if LONG else 40)
     model.create()
     chances = random.Random(seed)
     with running_proxy(side.server.port) as proxy:
-        options = model.options(folder, proxy.port)
+        options = model.options(folder, proxy.port, together=together)
         if is_empty:
             assert launcher.run(options, patches=PATCHES).exit_code == 0  # begins to capture
             for _ in range(3):
@@ -152,3 +153,15 @@ def test_postgres(postgres_server: PostgresServer, launcher: Launcher, tmp_path:
 @pytest.mark.parametrize("is_empty", [True, False] if LONG else [True])
 def test_binlog(binlog_server: BinlogServer, launcher: Launcher, tmp_path: Path, is_empty: bool) -> None:
     play(BinlogSide(binlog_server), launcher, tmp_path / "lake", SEED, is_empty=is_empty)
+
+
+@pytest.mark.parametrize("is_empty", [True, False] if LONG else [False], ids=str)
+def test_postgres_in_one_sink(
+    postgres_server: PostgresServer, launcher: Launcher, tmp_path: Path, is_empty: bool
+) -> None:
+    """A sink of all tables, each with its own key."""
+    play(PostgresSide(postgres_server), launcher, tmp_path / "lake", SEED, is_empty=is_empty, together=True)
+
+
+def test_binlog_in_one_sink(binlog_server: BinlogServer, launcher: Launcher, tmp_path: Path) -> None:
+    play(BinlogSide(binlog_server), launcher, tmp_path / "lake", SEED, is_empty=True, together=True)

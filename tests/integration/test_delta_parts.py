@@ -100,6 +100,18 @@ def test_a_table_is_created_with_its_first_row_and_only_touched_ones_are_committ
     assert run.sink.find_parts() == [str(lake / name) for name in ("asia", "eu", "us")]
 
 
+def test_two_sinks_of_a_run_may_begin_at_once_in_the_same_folder(
+    lake: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each proves for itself that nobody can overwrite a head there."""
+    keys: list[str] = []
+    monkeypatch.setattr(parts_module, "check_put_if_absent", lambda storage, key: keys.append(key))
+    for name in ("one", "two"):
+        drive(lake, ledger, template=f"{name}-{{region}}", name=name, run="run").apply(of("eu", 1))
+    assert len(set(keys)) == 2
+    assert part_ids(lake) == {"one-eu": [1], "two-eu": [1]}
+
+
 @pytest.mark.parametrize(
     ("template", "row", "table"),
     [

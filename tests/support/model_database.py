@@ -27,8 +27,8 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions, SourceOptions
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.options import BatchOptions, CheckpointOptions, Home, PipelineOptions, SinkOptions, SourceOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions, journal_in
 from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.postgres.options import PostgresSourceOptions
 from tests.support.mariadb import MariaDbServer
@@ -172,10 +172,18 @@ class ModelDatabase:
                 cursor.execute(f"CREATE TABLE {table.name} ({words}, PRIMARY KEY ({', '.join(table.key)}))")
         self.states = {table.name: [State((), {})] for table in self.tables}
 
-    def options(self, folder: Path, port: int = 0) -> PipelineOptions:
-        """The pipeline: of every table the history and the current state; the first history decides."""
-        sinks = []
-        for table in self.tables:
+    def options(self, folder: Path, port: int = 0, *, together: bool = False) -> PipelineOptions:
+        """The pipeline: of every table the history and the current state; the first history decides.
+
+        `together`: one sink has the histories of all tables and one their current states, and the journal decides.
+        """
+        sinks: list[SinkOptions] = []
+        if together:
+            sinks += [
+                DeltaPartsOptions("history", f"{folder}/history-{{table}}", input="db.*"),
+                DeltaPartsOptions("current", f"{folder}/current-{{table}}", input="db.*", write="upsert"),
+            ]
+        for table in self.tables if not together else ():
             of = f"db.{table.name}"
             sinks.append(DeltaSinkOptions(f"history-{table.name}", str(folder / f"history-{table.name}"), input=of))
             sinks.append(
@@ -193,6 +201,7 @@ class ModelDatabase:
             sinks=tuple(sinks),
             batch=BatchOptions(max_events=200),
             checkpoint=CheckpointOptions(rollback_window=2),
+            journal=journal_in(Home(f"{folder}-home")) if together else None,
         )
 
     # -- steps ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from cyclopts import App
 from firnline.cli.common import Common, Spec, load_pipeline, name_spec
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
+from firnline.options import names_tables
 
 EPILOGUE = """\
 Lists the sources, reads the tables, the checkpoint store, the tiers, the lease
@@ -258,6 +259,11 @@ def _alike(tables: list[dict[str, Any]]) -> list[tuple[list[str], list[dict[str,
 
 def _upsert(sink: dict[str, Any]) -> str:
     """Return what an upsert with a key in the spec does with the rows."""
+    if sink["write"] == "upsert" and names_tables(sink["input"]):
+        return (
+            f"{sink['name']} has a Delta table for each captured table, with one row per key of that table; to those "
+            "of tables without a key, change rows are appended"
+        )
     if sink["write"] != "upsert" or not sink["key"]:
         return ""
     newest = f"the row with the greatest {sink['sequence_by']}" if sink["sequence_by"] else "the later row"

@@ -39,7 +39,7 @@ from firnline.jobs.engine import Output
 from firnline.jobs.read_job import PortContext, refuse_widening
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.names import HOME, OWN_FILE
-from firnline.options import PipelineOptions, SinkOptions
+from firnline.options import PipelineOptions, SinkOptions, names_tables
 from firnline.process import has_exited
 from firnline.run.fill import check_new, describe_fill, find_new
 from firnline.run.open_pipeline import OpenPipeline
@@ -405,7 +405,7 @@ def _key(findings: _Findings, options: SinkOptions) -> tuple[str, ...]:
     """Return the key of an upsert: of the spec, or of the captured table that it reads."""
     pipeline = findings.pipeline
     found = find_source(pipeline.options, sink_input(pipeline.options, options))
-    if options.write != "upsert" or options.key or found is None:
+    if options.write != "upsert" or options.key or found is None or names_tables(found[1]):
         return options.key
     return pipeline.sources[found[0].name].find_key(found[1]) or ()
 

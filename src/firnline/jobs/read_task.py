@@ -29,6 +29,7 @@ from firnline.rescued import Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, json_field
 from firnline.sinks.base import Stager
 from firnline.sinks.registry import close_stagers, open_stagers
+from firnline.sinks.table_rows import TABLE_COLUMN
 from firnline.sources.base import BadRecord, Budget, RestartError, Rows, SplitEnd, SplitReader
 from firnline.sources.columns import LINEAGE_TYPES, constant_value, retyped
 from firnline.sources.decoding import find_rows
@@ -221,7 +222,12 @@ class _PortWriter:
             exchange.write(batch)
 
     def _check_types(self, schema: pa.Schema) -> None:
-        """Check that the files of one task agree on types: start again if a column widened after rows were written."""
+        """Check that the files of one task agree on types: start again if a column widened after rows were written.
+
+        Rows of many tables have columns of their own.
+        """
+        if TABLE_COLUMN in schema.names:
+            return
         if self._written is not None:
             if self._written.equals(schema, check_metadata=True):
                 return

@@ -10,7 +10,7 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.graph import find_source, graph_of, output_key, sink_input
 from firnline.names import outbox_folder, state_folder, tier_state_folder
-from firnline.options import PipelineOptions
+from firnline.options import PipelineOptions, SchemaOptions
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
 from firnline.sinks.base import Head, Sink, SinkContext
@@ -199,6 +199,7 @@ def _open_sinks(
                     input_key=keys.get(read, ()),
                     input_is_source=find_source(options, read) is not None,
                     find_input_key=_key_finder(options, sources, read),
+                    input_schema=_schema_options(options, read),
                 ),
             )
             for sink, read in inputs
@@ -215,6 +216,12 @@ def _key_finder(options: PipelineOptions, sources: Sources, read: str) -> Callab
         return None
     source, port = sources[found[0].name], found[1]
     return lambda: source.find_key(port) or ()
+
+
+def _schema_options(options: PipelineOptions, read: str) -> SchemaOptions:
+    """Return how the source of an input treats new columns."""
+    found = find_source(options, read)
+    return found[0].schema_of(found[1]) if found is not None else SchemaOptions()
 
 
 def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] | None) -> Sources:

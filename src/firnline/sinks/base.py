@@ -29,7 +29,7 @@ from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError, FencedError, RollbackRefusedError, SinkError
-from firnline.options import SinkOptions
+from firnline.options import SchemaOptions, SinkOptions
 from firnline.sinks.outbox import deliver, find_missing_staged
 from firnline.storage import Storage
 from firnline.stores.tiers import Tiers
@@ -83,6 +83,7 @@ class SinkContext:
     input_key: tuple[str, ...] = ()  # the columns that identify a row of its input, where an operator names them
     input_is_source: bool = False  # whether its input is a source: rows are records, not changes of an operator
     find_input_key: Callable[[], tuple[str, ...]] | None = None  # asks the source for the key of a captured table
+    input_schema: SchemaOptions = field(default_factory=SchemaOptions)  # its source's rules about new columns
 
     def key_of(self, options: SinkOptions) -> tuple[str, ...]:
         """Return the columns that identify a row of an upsert: those of the spec, else those of its input.

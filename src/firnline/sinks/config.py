@@ -31,8 +31,8 @@ class SinkConfig(Config, ABC):
     )
     input: str = Field(
         default="",
-        description="The source or operator to write, or late rows as NAME.late; may be omitted if there is only one "
-        "candidate.",
+        description="The source or operator to write, or late rows as NAME.late, or a captured table as NAME.TABLE; "
+        "may be omitted if there is only one candidate.",
     )
     write: Literal["append", "upsert"] = Field(
         default="append",
@@ -68,6 +68,11 @@ class SinkConfig(Config, ABC):
 
     def may_write_to(self, location: str) -> bool:
         """Whether a sink with a template may write to the endpoint of another sink."""
+        return False
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether the sink can read all tables of a captured database at once (`input: shop.*`)."""
         return False
 
     @property

@@ -58,6 +58,7 @@ from firnline.sinks.encoding import encode_rows
 from firnline.sinks.outbox import KEY, find_missing
 from firnline.sinks.outbox_rows import outbox_target, read_outbox
 from firnline.sinks.shaping import RowShape, ShapedRows
+from firnline.sinks.table_rows import table_of
 from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt
 
@@ -185,7 +186,7 @@ class EpochRows:
         """
         storage, number = open_storage(self.outbox["root"], self.outbox["storage_options"]), first
         for batch in read_outbox(storage, self.files, skip=first):
-            fitted = align(batch, self.schema)
+            fitted = batch if table_of(batch.schema) is not None else align(batch, self.schema)
             if fitted.num_rows != batch.num_rows:
                 raise DamagedError(f"the columns of epoch {self.epoch} are not known for sink {self.sink!r}")
             for start in range(0, fitted.num_rows, most or max(1, fitted.num_rows)):

@@ -17,6 +17,7 @@ from firnline.sinks.base import Stager
 from firnline.sinks.origins import ORIGINS, Origins
 from firnline.sinks.outbox import KEY, CountedStream, read_checked
 from firnline.sinks.row_checksum import ROWS_CHECKSUM, RowChecksum
+from firnline.sinks.table_rows import same_columns, table_of
 from firnline.storage import Storage, is_remote, open_storage
 from firnline.types import Json
 
@@ -71,8 +72,8 @@ class OutboxStager(Stager):
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        if self._open_file is not None and not self._open_file.schema.equals(batch.schema):
-            self._finish()
+        if self._open_file is not None and not self._open_file.schema.equals(batch.schema, check_metadata=True):
+            self._change_columns(batch.schema)
         file = self._open_file = self._open_file or self._open(batch.schema)
         file.writer.write_batch(batch)
         file.rows += batch.num_rows
@@ -96,6 +97,17 @@ class OutboxStager(Stager):
         for file in self._files:
             self._storage.delete(str(file[KEY]))
         self._open_file, self._files = None, []
+
+    def _change_columns(self, schema: pa.Schema) -> None:
+        """Begin another file; rows of many tables go on in the same one, as another stream."""
+        file = self._open_file
+        assert file is not None
+        if table_of(schema) is None:
+            if not file.schema.equals(schema):
+                self._finish()
+            return
+        file.writer.close()
+        file.writer, file.schema = pa.ipc.new_stream(file.stream, schema, options=self._options), schema
 
     def _name(self) -> str:
         return outbox_name(self._attempt, uuid.uuid4().hex)
@@ -195,8 +207,15 @@ def read_file(outbox: Storage, file: dict[str, Json]) -> Iterator[pa.RecordBatch
             gone = f"{file[KEY]} is no longer in the outbox of {outbox.root}"
             raise OutboxDamagedError(gone if isinstance(error, FileNotFoundError) else error.message) from error
         data = rebuilt
-    with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
-        yield from reader
+    yield from _read_streams(data)
+
+
+def _read_streams(data: bytes) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file: one stream, or of many tables one after the other."""
+    buffer = pa.BufferReader(data)
+    while buffer.tell() < len(data):
+        with pa.ipc.open_stream(buffer) as reader:
+            yield from reader
 
 
 # -- rows that were made again ------------------------------------------------------------------------
@@ -213,12 +232,13 @@ def rows_checksum(batches: Iterable[pa.RecordBatch]) -> str:
 
 
 def write_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Return rows of the same columns in the form of a file of the outbox."""
+    """Return rows in the form of a file of the outbox."""
     written = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=COMPRESSION)
-    with pa.ipc.new_stream(written, batches[0].schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    for group in same_columns(batches):
+        with pa.ipc.new_stream(written, group[0].schema, options=options) as writer:
+            for batch in group:
+                writer.write_batch(batch)
     data: bytes = written.getvalue().to_pybytes()
     return data
 
@@ -242,8 +262,7 @@ def find_rebuilt(outbox: Storage, file: dict[str, Json]) -> bytes | None:
     head, rest = data[: len(_MAGIC) + 4], data[len(_MAGIC) + 4 :]
     if head != _MAGIC + isal_zlib.crc32(rest).to_bytes(4, "little"):
         return None
-    with pa.ipc.open_stream(pa.BufferReader(rest)) as reader:
-        batches = list(reader)
+    batches = list(_read_streams(rest))
     rows = sum(batch.num_rows for batch in batches)
     return rest if rows == int(file["rows"]) and rows_checksum(batches) == file.get(ROWS_CHECKSUM) else None
 
@@ -254,11 +273,14 @@ def rebuild(outbox: Storage, file: dict[str, Json], batches: Sequence[pa.RecordB
 
     Two processes may do it at once: both write the same rows, each as a whole.
     """
-    table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
-    same_columns = table.combine_chunks().to_batches()
-    if table.num_rows != int(file["rows"]) or rows_checksum(same_columns) != file.get(ROWS_CHECKSUM):
+    fitting = list(batches)
+    if table_of(batches[0].schema) is None:  # else each table keeps its columns
+        table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
+        fitting = table.combine_chunks().to_batches()
+    rows = sum(batch.num_rows for batch in fitting)
+    if rows != int(file["rows"]) or rows_checksum(fitting) != file.get(ROWS_CHECKSUM):
         return False
-    data = write_rows(same_columns)
+    data = write_rows(fitting)
     fault_point("outbox.rebuild.before")
     outbox.put(rebuilt_key(str(file[KEY])), _MAGIC + isal_zlib.crc32(data).to_bytes(4, "little") + data)
     fault_point("outbox.rebuild.after")

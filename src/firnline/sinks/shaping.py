@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from firnline.errors import SchemaError
 from firnline.options import MISSING, MOVED, OP, SEQUENCE, FollowerOptions
 from firnline.sinks.changes import find_truncates
+from firnline.sinks.table_rows import TABLE_COLUMN, SourceTable, table_of
 from firnline.types import Json
 
 REDACTED = "***"
@@ -34,6 +35,7 @@ class ShapedRows:
     numbers: pa.Array  # int64
     first: int
     end: int
+    table: SourceTable | None = None  # that all of them come from, if the sink reads many
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class RowShape:
         if self.where and batch.num_rows:
             keep = self.fulfils(batch)
             batch, numbers = batch.filter(keep), numbers.filter(keep)
-        return ShapedRows(self._mask(self._select(batch)), numbers, first, end)
+        return ShapedRows(self._mask(self._select(batch)), numbers, first, end, table_of(batch.schema))
 
     def fulfils(self, batch: pa.RecordBatch, *, lenient: bool = False) -> pa.Array:
         """Return which rows fulfil the condition; `lenient`: a row on which it fails does not.
@@ -194,7 +196,12 @@ def check_settings(options: FollowerOptions, rows: pa.Schema) -> None:
 
 
 def find_unknown_columns(options: FollowerOptions, rows: pa.Schema) -> list[str]:
-    """Return, in words, the columns that `columns`, `exclude` and `mask` of a follower name and its rows lack."""
+    """Return, in words, the columns that `columns`, `exclude` and `mask` of a follower name and its rows lack.
+
+    Of a sink that reads many tables none: each has columns of its own.
+    """
+    if TABLE_COLUMN in rows.names:
+        return []
     settings = {"columns": options.columns, "exclude": options.exclude, "mask": tuple(options.mask)}
     effects = {"columns": "nothing is delivered for it", "exclude": "nothing is left out", "mask": "nothing is masked"}
     return [

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from firnline.config.fields import is_inside, same_place
 from firnline.graph import default_inputs, find_cycle, operators_read, resolve_port
+from firnline.options import names_tables
+from firnline.sinks.config import SinkConfig
 from firnline.spec.models import PipelineSpec
 from firnline.spec.operators import (
     AggregateOperatorConfig,
@@ -118,7 +120,11 @@ def find_unshared(spec: PipelineSpec, home: str) -> str | None:
 def _operator_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:
     for index, operator in enumerate(spec.operators):
         for number, text in enumerate(operator.inputs):
-            yield from _reference(spec, text, ("operators", index, "inputs", number))
+            at = ("operators", index, "inputs", number)
+            yield from _reference(spec, text, at)
+            if names_tables(text):
+                words = f'"{text}" are many tables, and an operator reads one at a time'
+                yield Mismatch(at, words, "Name the tables one by one.")
 
 
 def _sink_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:
@@ -127,9 +133,22 @@ def _sink_inputs(spec: PipelineSpec) -> Iterator[Mismatch]:
         candidates = default_inputs(list(spec.sources), {o.name: o.inputs for o in spec.operators})
         if sink.input:
             yield from _reference(spec, sink.input, at)
+            yield from _tables(spec, sink, at)
         elif len(candidates) > 1:
             names = ", ".join(candidates)
             yield Mismatch(at, f"missing, and there are several candidates: {names}", f"Add `input: {candidates[0]}`.")
+
+
+def _tables(spec: PipelineSpec, sink: SinkConfig, at: KeyPath) -> Iterator[Mismatch]:
+    """Check that a sink of many tables reads a captured database, and can hold them."""
+    name, port = resolve_port(sink.input, list(spec.sources))
+    if not names_tables(port) or name not in spec.sources:
+        return
+    if not spec.sources[name].has_keys:
+        yield Mismatch(at, f'"{name}" captures no database, so it has no tables', f"Write `{name}`.")
+    elif not sink.takes_tables:
+        hint = "Use a Delta sink with `table: lake/{table}`, or name one table."
+        yield Mismatch(at, f'"{sink.input}" are many tables, and this sink has room for one', hint)
 
 
 def _reference(spec: PipelineSpec, text: str, at: KeyPath) -> Iterator[Mismatch]:

@@ -8,19 +8,23 @@ import pytest
 
 from firnline.errors import SpecError
 from firnline.names import JOURNAL
+from firnline.sinks import registry as sinks
 from firnline.sinks.delta.options import MAX_PARTS, PARTS_ALLOWED, DeltaPartsOptions, DeltaSinkOptions
+from firnline.sources import registry as sources
 from firnline.spec.build import build_options
 from firnline.spec.loading import parse_spec
 
+SOURCES, SINKS = dict(sources.KINDS), dict(sinks.KINDS)
 
-def built(*sinks: dict[str, Any], **settings: Any) -> Any:
-    spec = {"name": "p", "sources": {"s": {"path": "in"}}, "sinks": list(sinks), **settings}
+
+def built(*given: dict[str, Any], **settings: Any) -> Any:
+    spec = {"name": "p", "sources": {"s": {"path": "in"}}, "sinks": list(given), **settings}
     return build_options(parse_spec(spec, folder="/data"), environ={})
 
 
-def refusal(*sinks: dict[str, Any], **settings: Any) -> str:
+def refusal(*given: dict[str, Any], **settings: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        built(*sinks, **settings)
+        built(*given, **settings)
     return caught.value.message
 
 
@@ -88,3 +92,51 @@ def test_a_template_may_not_name_the_table_of_another_sink(template: str, other:
 def test_a_template_may_not_name_the_home() -> None:
     assert "the home /data/lake/home may be named" in refusal({"table": "lake/{region}"}, home="lake/home")
     assert "lies inside the home" in refusal({"table": "lake/{region}"}, home="lake")
+
+
+# -- all tables of a captured database ------------------------------------------------------------------------
+
+CAPTURED = {"type": "postgres", "dsn": "postgresql://u:p@h/d", "tables": ["*"]}
+ALL = {"table": "lake/{table}", "input": "shop.*"}
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A source that captures a database; kinds that the other tests do not know."""
+    monkeypatch.setattr(sources, "KINDS", SOURCES)
+    monkeypatch.setattr(sinks, "KINDS", SINKS)
+    return {"sources": {"shop": CAPTURED}}
+
+
+@pytest.mark.parametrize("write", ["append", "upsert"])
+@pytest.mark.parametrize("table", ["lake/{table}", "lake/{schema}/{table}", "lake/{database}_{table}"])
+def test_a_sink_takes_all_tables(captures: dict[str, Any], write: str, table: str) -> None:
+    options = built(
+        {**ALL, "table": table, "write": write, "exclude": ["secret"], "mask": {"mail": "hash"}}, **captures
+    )
+    sink = options.sinks[0]
+    assert isinstance(sink, DeltaPartsOptions)
+    assert sink.takes_tables
+    assert (sink.input, sink.key, dict(sink.named_columns)) == ("shop.*", (), {})
+    assert options.deciding.name == JOURNAL
+    assert not built({"table": "lake/{region}", "input": "shop.orders"}, **captures).sinks[0].takes_tables
+
+
+def test_what_many_tables_cannot_have_is_refused(captures: dict[str, Any]) -> None:
+    assert "each needs a table of its own" in refusal({**ALL, "table": "lake/{schema}"}, **captures)
+    assert "{region} is not known of a captured table" in refusal({**ALL, "table": "lake/{table}/{region}"}, **captures)
+    assert "each needs a table of its own" in refusal({**ALL, "table": "lake/all"}, **captures)
+    other = {"type": "http", "url": "https://h/x", "input": "shop.*"}
+    assert "this sink has room for one" in refusal(other, **captures)
+    upsert = {**ALL, "write": "upsert"}
+    assert "each has its own key" in refusal({**upsert, "key": ["id"]}, **captures)
+    for key, value in {"sequence_by": "at", "partition_by": ["day"], "columns": ["id"], "where": "id > 1"}.items():
+        assert "they have different columns" in refusal({**upsert, key: value}, **captures)
+    assert 'source "s" has no port "*"' in refusal({**ALL, "input": "s.*"})
+    dedup = {"name": "d", "type": "deduplicate", "inputs": ["shop.*"], "keys": ["id"]}
+    assert "an operator reads one at a time" in refusal({"table": "x", "input": "d"}, operators=[dedup], **captures)
+
+
+def test_the_folders_of_many_tables_are_known_beforehand(captures: dict[str, Any]) -> None:
+    other = {"name": "other", "table": "lake/Order~20Lines", "input": "shop.orders"}
+    assert 'may name the table of sink "other"' in refusal(ALL, other, **captures)

@@ -9,10 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from firnline.config.fields import ColumnName, Count, Endpoint, Location, ReadSecret, Secret, Size, differ, fail
 from firnline.config.units import size_text
-from firnline.options import SinkOptions, template_columns
+from firnline.options import TABLE_PLACES, SinkOptions, names_tables, template_columns
 from firnline.sinks.config import DeliveryConfig, RecordsConfig, SinkConfig, check_pattern, check_template
 from firnline.sinks.delta.options import (
     DEFAULT_FILE_BYTES,
+    ESCAPED,
     MAX_PARTS,
     PARTS_ALLOWED,
     DeltaPartsOptions,
@@ -20,6 +21,7 @@ from firnline.sinks.delta.options import (
 )
 
 _OF_TEMPLATES = (*DeliveryConfig.own_keys(), "parts_allowed", "max_parts")
+_NOT_OF_TABLES = ("key", "sequence_by", "delete_when", "partition_by", "columns", "where", "copy_from")
 _OF_TABLES = ("mode", "max_pending_units", "max_pending_bytes", "interop")
 
 
@@ -37,12 +39,13 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
     type: Literal["delta"] = Field(default="delta", description="Kind of sink.")
     table: Location = Field(
         description="Path or URI of the table, created when missing; relative to this file. With a template such as "
-        "lake/{region} each value of the column has a table of its own (docs/sinks/delta.md)."
+        "lake/{region} each value of the column has a table of its own (docs/sinks/delta.md); with the input shop.* "
+        "and lake/{table} each captured table."
     )
     parts_allowed: str = Field(
         default=PARTS_ALLOWED,
         description="Template: a regular expression that the value of each of its columns must match as a whole; a row "
-        "with another value is a bad row.",
+        "with another value is a bad row. Odd characters in the names of captured tables are escaped.",
     )
     max_parts: Count = Field(
         default=MAX_PARTS, description="Template: a row that would create more tables than this stops the sink."
@@ -126,11 +129,31 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
         root = self.table.partition("{")[0].rpartition("/")[0]
         if columns and not re.match(r"[a-z0-9+.-]+://[^/]|/+[^/]", root):
             raise fail("a template needs a folder, or a bucket, that all its tables lie in", "table")
-        self.check_delivered("table", columns)
+        if names_tables(self.input):
+            self._check_tables(columns)
+        else:
+            self.check_delivered("table", columns)
         self.check_delivered("partition_by", self.partition_by)
         self.check_delivered("sequence_by", [self.sequence_by] if self.sequence_by else [])
         self.check_delivered("delete_when", self.delete_when)
         return self
+
+    def _check_tables(self, places: list[str]) -> None:
+        """Check the settings of a sink that has a table for each table of a captured database."""
+        hint = "Write for example `table: lake/{table}`; {schema} or {database} may be part of it."
+        if TABLE_PLACES[0] not in places:
+            raise fail(f'"{self.input}" are many tables, so each needs a table of its own', "table", hint=hint)
+        if unknown := next((place for place in places if place not in TABLE_PLACES), None):
+            raise fail(f"{{{unknown}}} is not known of a captured table", "table", hint=hint)
+        for key in _NOT_OF_TABLES:
+            if key in self.model_fields_set:
+                words = "each has its own key" if key == "key" else "they have different columns"
+                hint = "Give the table that needs it a sink of its own."
+                raise fail(f'not with "{self.input}", which are many tables: {words}', key, hint=hint)
+
+    @property
+    def takes_tables(self) -> bool:
+        return self.is_template
 
     @property
     def is_template(self) -> bool:
@@ -142,7 +165,8 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
         return not self.is_template
 
     def may_write_to(self, location: str) -> bool:
-        return self.is_template and find_part(self.table, self.parts_allowed, location)
+        allowed = f"{self.parts_allowed}|{ESCAPED}" if names_tables(self.input) else self.parts_allowed
+        return self.is_template and find_part(self.table, allowed, location)
 
     def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
         values = {**self.follower_values(read_secret), "input": input_name}

@@ -32,7 +32,7 @@ def open_sink(options: DeltaSinkOptions | DeltaPartsOptions, context: SinkContex
     if isinstance(options, DeltaPartsOptions):
         from firnline.sinks.delta.parts.sink import DeltaPartsSink
 
-        if options.write == "upsert":
+        if options.write == "upsert" and not options.takes_tables:
             context.check_key(options)
         return DeltaPartsSink(options, context)
     if isinstance(options, JournalOptions):

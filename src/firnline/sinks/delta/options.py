@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from firnline.names import JOURNAL
-from firnline.options import FollowerOptions, Home, SinkOptions, StrictColumn, change_columns, template_columns
+from firnline.options import (
+    FollowerOptions,
+    Home,
+    SinkOptions,
+    StrictColumn,
+    change_columns,
+    names_tables,
+    template_columns,
+)
 
 DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
@@ -47,12 +55,16 @@ class DeltaSinkOptions(SinkOptions):
 
 
 PARTS_ALLOWED = "[A-Za-z0-9][A-Za-z0-9._-]*"
+ESCAPED = "[A-Za-z0-9._~-]+"  # names of captured tables with odd characters
 MAX_PARTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaPartsOptions(FollowerOptions):
-    """Delta tables with a template, such as `lake/{region}`: one table, a part of the sink, for each value."""
+    """Delta tables with a template, such as `lake/{region}`: one table, a part of the sink, for each value.
+
+    If the input is a pattern of captured tables (`shop.*`), one for each of them: `lake/{table}`.
+    """
 
     type: ClassVar[str] = "delta"
 
@@ -80,11 +92,19 @@ class DeltaPartsOptions(FollowerOptions):
         return self.table[len(self.root) + 1 :]
 
     @property
+    def takes_tables(self) -> bool:
+        """Whether each part has the rows of one captured table."""
+        return names_tables(self.input)
+
+    @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
-        return change_columns(self.sequence_by, self.delete_when) if self.write == "upsert" else {}
+        upserts_records = self.write == "upsert" and not self.takes_tables
+        return change_columns(self.sequence_by, self.delete_when) if upserts_records else {}
 
     @property
     def named_columns(self) -> Mapping[str, tuple[str, ...]]:
+        if self.takes_tables:
+            return {}
         order = (self.sequence_by,) if self.sequence_by else ()
         return {"key": self.key, "sequence_by": order, "table": tuple(template_columns(self.table))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -16,24 +17,28 @@ _INTEGER_DIGITS = {pa.int32(): 10, pa.int64(): 19}
 _FLOAT_DIGITS = {pa.float32(): 6, pa.float64(): 15}  # decimals with so many digits come back from a float as they were
 
 
-def new_names(schema: TableSchema, columns: Columns) -> dict[str, str]:
+def new_names(
+    schema: TableSchema, columns: Columns, holds: Callable[[pa.Field, pa.Field], bool] | None = None
+) -> dict[str, str]:
     """Return the columns of a table that get another name here, because the column of their name has a type that cannot
     hold theirs: `<name>_v2`, or the first such name that can.
 
     Only with `evolution: add`; otherwise the values are rescued, or stop the run. Decided by types alone, so that all
-    rows of a schema have their values in the same column.
+    rows of a schema have their values in the same column. `holds` says whether a column holds a type; `can_hold` if it
+    is not given.
 
     Raises:
         SchemaError: the column is part of the key, which must not be in two columns.
     """
     if columns.evolution != "add":
         return {}
+    holds = holds or can_hold
     known = {field.name: field for field in columns.decoded if field.name in columns.frozen}
     taken = {column.name for column in schema.columns}
     found: dict[str, str] = {}
     for column in schema.columns:
         own, held = own_field(column.name, column.type), known.get(column.name)
-        if own is None or held is None or can_hold(held, own):
+        if own is None or held is None or holds(held, own):
             continue
         if column.is_key:
             raise SchemaError(
@@ -43,7 +48,7 @@ def new_names(schema: TableSchema, columns: Columns) -> dict[str, str]:
             )
         names = (f"{column.name}_v{number}" for number in itertools.count(2))
         found[column.name] = next(
-            name for name in names if name not in taken and (name not in known or can_hold(known[name], own))
+            name for name in names if name not in taken and (name not in known or holds(known[name], own))
         )
     return found
 

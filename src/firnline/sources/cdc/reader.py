@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from firnline.errors import DamagedError, SchemaError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
-from firnline.options import FACTS, MISSING, MOVED, OP
+from firnline.options import FACTS, MISSING, MOVED, OP, names_tables
 from firnline.rescued import Rescued, shorten
+from firnline.sinks.table_rows import COMMON_COLUMNS, SourceTable, mark_table
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, find_again, has_partial_inserts, lay_under
 from firnline.sources.cdc.evolution import new_names
@@ -22,7 +23,7 @@ from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSche
 from firnline.sources.cdc.reader_settings import LogReaderSettings
 from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, new_versions, silent_changes, versions_of
 from firnline.sources.cdc.spool import Content, SpoolFile, read_file
-from firnline.sources.cdc.tables import port_of
+from firnline.sources.cdc.tables import port_of, tables_of_port
 from firnline.sources.columns import Columns
 from firnline.sources.decoding import with_rescued
 from firnline.sources.files.formats.arrow_json import json_texts
@@ -36,6 +37,7 @@ BEFORE = "_before"
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")
 _WORDS = pa.array([op.name.lower() for op in Op])
+_NO_COLUMNS = Columns(pa.schema([]), frozenset(), {})
 
 
 @dataclass(slots=True)
@@ -74,7 +76,9 @@ class LogReader(SplitReader):
     ) -> None:
         self._settings = LogReaderSettings.from_json(settings)
         self._inputs = split.inputs
-        self._ports = ports
+        self._ports = {port: columns for port, columns in ports.items() if not names_tables(port)}
+        schema = self._settings.default_schema
+        self._patterns = {port: tables_of_port(port, schema) for port in ports if names_tables(port)}
         self._decoder = open_decoder(self._settings.wants_before or MAIN_PORT in ports)
         self._window_decoder = open_decoder(True)
         self._windows: dict[str, _Window] = {}
@@ -139,6 +143,7 @@ class LogReader(SplitReader):
 
     def end(self) -> SplitEnd:
         columns = {port: ReadColumns(fitter.schema) for port, fitter in self._fitters.items()}
+        columns |= {port: ReadColumns(COMMON_COLUMNS) for port in self._patterns}
         return SplitEnd([outcome.to_json() for outcome in self._outcomes], columns)
 
     # -- chunks ---------------------------------------------------------------------------------------
@@ -227,6 +232,9 @@ class LogReader(SplitReader):
             if port in self._ports:
                 rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
                 yield from self._fit(origin, port, rows, changes.order, changes.odd)
+            for pattern, tables in self._patterns.items():
+                if tables.covers(changes.schema.table):
+                    yield from self._table_rows(origin, pattern, changes, decoded)
         if MAIN_PORT in self._ports and decoded.changes:
             batch, order = self._envelope(decoded)
             yield from self._fit(origin, MAIN_PORT, batch, order, {})
@@ -283,6 +291,16 @@ class LogReader(SplitReader):
         whole = pa.Table.from_batches(parts).combine_chunks().take(pa.array(place))
         return whole.combine_chunks().to_batches()[0], order[place]
 
+    def _table_rows(self, origin: str, pattern: str, changes: Changes, decoded: Decoded) -> Iterator[Rows]:
+        """Yield the rows of one table at a port of many, with the columns that the database has."""
+        batch, schema = self._change_rows(changes, decoded, {}), changes.schema
+        owner, _, name = schema.table.partition(".")
+        key = schema.key if schema.columns else None
+        table = SourceTable(owner, name, owner == self._settings.default_schema, key)
+        fitter = ParquetDecoder(pa.schema([]), _NO_COLUMNS)
+        for rows in self._fit(origin, pattern, batch, changes.order, changes.odd, fitter):
+            yield replace(rows, batch=mark_table(rows.batch, table))
+
     def _fit(
         self,
         origin: str,
@@ -290,9 +308,10 @@ class LogReader(SplitReader):
         batch: pa.RecordBatch,
         order: npt.NDArray[np.int64],
         odd: Mapping[str, Mapping[int, str]],
+        fitter: ParquetDecoder | None = None,
     ) -> Iterator[Rows]:
-        """Fit change rows to the columns of their port."""
-        fitter = self._fitters[port]
+        """Fit change rows to the columns of their port, or to those of `fitter`."""
+        fitter = fitter or self._fitters[port]
         rescued = _rescued_texts(odd, batch.num_rows) if odd else None
         for start in range(0, batch.num_rows, BATCH_ROWS):
             part = batch.slice(start, BATCH_ROWS)

@@ -14,6 +14,7 @@ from typing import ClassVar
 from firnline.checkpoint.ledger import IDLE
 from firnline.errors import ConfigError, DamagedError, FencedError, FirnlineError, SourceError, SourceMovedError
 from firnline.names import chunk_parts, spool_parts
+from firnline.options import names_tables
 from firnline.sources.base import (
     MAIN_PORT,
     Backlog,
@@ -160,7 +161,7 @@ class LogSource(Source):
         return open_storage(self._home.root, self._home.storage_options)
 
     def has_port(self, port: str) -> bool:
-        return port == MAIN_PORT or self._tables.may_cover(port)
+        return port == MAIN_PORT or names_tables(port) or self._tables.may_cover(port)
 
     def find_key(self, port: str) -> tuple[str, ...]:
         known = self._keys.get(port)

@@ -44,6 +44,11 @@ def port_of(table: str, default_schema: str) -> str:
     return name if schema == default_schema else table
 
 
+def tables_of_port(port: str, default_schema: str) -> TablePatterns:
+    """Return the tables that a port with a pattern stands for: `*` is every table that the source captures."""
+    return TablePatterns(("*.*" if port == "*" else port,), default_schema)
+
+
 def _prefixed(pattern: str, schema: str) -> str:
     return f"!{schema}.{pattern[1:]}" if pattern.startswith("!") else f"{schema}.{pattern}"
 

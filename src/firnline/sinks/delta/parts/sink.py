@@ -24,13 +24,15 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from firnline.checkpoint.codec import canonical
+from firnline.checkpoint.codec import canonical, checksum
 from firnline.errors import (
+    BadRowError,
     CommitConflictError,
     FencedError,
     FirnlineError,
     LedgerHoleError,
     RollbackRefusedError,
+    SchemaError,
     SinkWentBackError,
 )
 from firnline.names import probe_key, progress_folder
@@ -52,6 +54,13 @@ from firnline.sinks.base import (
 from firnline.sinks.changes import table_columns
 from firnline.sinks.delta.kind import open_stager
 from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
+from firnline.sinks.delta.parts.captured import (
+    PartColumns,
+    choose_key,
+    name_part,
+    options_from_json,
+    options_to_json,
+)
 from firnline.sinks.delta.parts.state import (
     Held,
     Part,
@@ -70,12 +79,14 @@ from firnline.sinks.delta.stage import MAX_GATHERED_BYTES, ParquetStager
 from firnline.sinks.delta.table import check_put_if_absent
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_after
 from firnline.sinks.numbered import NumberedFiles
+from firnline.sinks.table_rows import SourceTable
 from firnline.sinks.templates import NameTemplate, Share, too_many_parts
 from firnline.storage import open_storage
 from firnline.types import Delivery, EntryRef, Json
 
 WORKERS = 4  # parts that are committed at the same time
 READERS = 16  # parts that are read at the same time
+TABLES = "tables"  # in the shape of an epoch: its rows are those of captured tables; the rules about new columns
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -104,15 +115,19 @@ class DeltaPartsSink(Follower):
         self._check_due = True  # whether the parts are to be compared with the head when it is read next
         self._lowered: tuple[str, FollowerHead] | None = None  # a head by its key, and what its parts still hold of it
         self._tables: dict[tuple[str, bytes], PartTable] = {}  # by name and settings
+        self._keys: dict[str, tuple[str, ...] | None] = {}  # of captured tables, by part, as the newest head has them
         self._touched: set[str] = set()  # since the last housekeeping
 
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
         return True
 
     def shape(self) -> dict[str, Json]:
-        shape = super().shape()
-        keyed = {"key": list(self.context.key_of(self._settings))} if self._settings.write == "upsert" else {}
-        return {**shape, "own": {**shape["own"], **keyed, "of_records": self.context.input_is_source}}
+        shape, more = super().shape(), dict[str, Json]()
+        if self._settings.takes_tables:
+            more[TABLES] = options_to_json(self.context.input_schema)
+        elif self._settings.write == "upsert":
+            more["key"] = list(self.context.key_of(self._settings))
+        return {**shape, "own": {**shape["own"], **more, "of_records": self.context.input_is_source}}
 
     # -- the head -------------------------------------------------------------------------------------
 
@@ -143,6 +158,7 @@ class DeltaPartsSink(Follower):
         if found is None:
             return None
         key, head = found[0], FollowerHead.from_json(found[1], f"{self._storage.root}/{found[0]}")
+        self._keys = {name: part.key for name, part in parts_of(head.own).items()}
         if self._check_due:
             self._lowered = self._lower(key, head)
             self._check_due = False
@@ -181,7 +197,9 @@ class DeltaPartsSink(Follower):
 
     def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
         if expected is None:
-            check_put_if_absent(self._storage, probe_key(self.context.pipeline, self._run))
+            # Another sink of this run may have the same folder.
+            probe = f"{self._run}-{checksum(self.head_name.encode())[:8]}"
+            check_put_if_absent(self._storage, probe_key(self.context.pipeline, probe))
         found = self._load()
         head = found[1] if found is not None else None
         self._require(head, expected, new)
@@ -211,6 +229,8 @@ class DeltaPartsSink(Follower):
         """Open the table of a part, for an epoch with these settings; reads nothing yet."""
         if own is None:
             own = {**self._settings.own_shape(), "of_records": self.context.input_is_source}
+            if self._settings.takes_tables:
+                own = own_of_table(own, self._keys.get(name))
         settings = self._settings
         key = (name, canonical(dict(own)))
         table = self._tables.get(key)
@@ -244,7 +264,7 @@ class DeltaPartsSink(Follower):
     def _deliver(self, delivery: EpochDelivery) -> FollowerHead:
         parts, entry = parts_of(delivery.head.own), entry_of(delivery.commit)
         while True:
-            staging = _Staging(self, delivery, parts)
+            staging = (_TableStaging if TABLES in delivery.shape else _Staging)(self, delivery, parts)
             try:
                 bad = staging.run()
             except BaseException:
@@ -260,7 +280,7 @@ class DeltaPartsSink(Follower):
             staging.files = {**{name: [] for name in parts.keys() - staging.held}, **staging.files}
         names, head = sorted({*staging.files, *staging.held}), delivery.head
         if names:
-            parts = open_parts(parts, names, entry.epoch)
+            parts = open_parts(parts, names, entry.epoch, staging.tables, staging.keys)
             opened = replace(head, own=own_of(parts))
             if opened != head:
                 self.swap_head(head, opened)
@@ -276,9 +296,9 @@ class DeltaPartsSink(Follower):
         run_tasks = _one_at_a_time(delivery.run_tasks) if delivery.run_tasks is not None else None
 
         def commit(name: str) -> None:
-            table, files = self._open_part(name, delivery.shape), staging.files[name]
+            table, files = self._open_part(name, staging.own_of(name)), staging.files[name]
             table.begin(self._run, self._generation, parts[name], replaces=replaces)
-            schema = staging.schema if files else pa.schema([])
+            schema = staging.schema_of(name) if files else pa.schema([])
             table.commit(self._part_commit(delivery.commit, name, parts[name].held, files, schema), run_tasks)
             table.delete_changes(files)
 
@@ -302,6 +322,8 @@ class DeltaPartsSink(Follower):
         _at_once(lambda name: self._open_part(name).check(), parts_of(head.own if head is not None else {}), READERS)
 
     def check_columns(self, rows: pa.Schema) -> None:
+        if self._settings.takes_tables:
+            return
         NameTemplate(self._settings.template, self._settings.parts_allowed, refuse_name).check(rows)
 
     def columns_of(self, rows: pa.Schema) -> pa.Schema:
@@ -414,9 +436,19 @@ class _Staging:
         self._template = NameTemplate(sink._settings.template, str(self._own["parts_allowed"]), self._refuse)
         self._stagers: dict[str, Stager] = {}
         self._entry = entry_of(delivery.commit)
-        self.schema = delivery.rows.shape.schema_of(delivery.rows.schema)
+        self._schema = delivery.rows.shape.schema_of(delivery.rows.schema)
         self.files: dict[str, list[dict[str, Json]]] = {}
         self.held: set[str] = set()  # parts that hold the epoch already, from an earlier try
+        self.tables: dict[str, str] = {}  # captured tables, by part
+        self.keys: dict[str, tuple[str, ...]] = {}  # of captured tables that are upserted, by part
+
+    def own_of(self, name: str) -> Mapping[str, Json]:
+        """Return the settings of a part."""
+        return self._own
+
+    def schema_of(self, name: str) -> pa.Schema:
+        """Return the columns of the rows for a part."""
+        return self._schema
 
     def run(self) -> dict[int, str]:
         """Stage all rows. Returns the numbers of rows that no part can hold, each with the reason.
@@ -453,7 +485,7 @@ class _Staging:
             known = len(self._parts.keys() | self._stagers.keys() | {share.name})
             if share.name not in self._parts and known > self._most:
                 raise too_many_parts(known, self._most)
-            target = self._sink._open_part(share.name, self._own).stage_target()
+            target = self._sink._open_part(share.name, self.own_of(share.name)).stage_target()
             stager = self._stagers[share.name] = open_stager(target, self._delivery.rows.attempt)
         stager.write(share.batch)
         self._relieve()
@@ -463,7 +495,7 @@ class _Staging:
         part = self._parts.get(name)
         if part is None or part.newest < self._entry.epoch:
             return False
-        table = self._sink._open_part(name, self._own)
+        table = self._sink._open_part(name, self.own_of(name))
         self._sink._begin(table, part)
         return judge(part, table.find_held(), self._entry) == "has"
 
@@ -478,7 +510,7 @@ class _Staging:
         reason = refuse_name(name)
         if reason or name in self._parts:
             return reason
-        owner = self._sink._open_part(name, self._own).find_owner()
+        owner = self._sink._open_part(name, self.own_of(name)).find_owner()
         return f"table {name!r} belongs to {owner}" if owner else ""
 
     def discard(self) -> None:
@@ -486,6 +518,100 @@ class _Staging:
         for stager in self._stagers.values():
             with contextlib.suppress(OSError, FirnlineError):  # a sweep deletes what stays
                 stager.discard()
+
+
+class _TableStaging(_Staging):
+    """Stages the rows of captured tables, each as files of its own part, by its own key and with its own columns."""
+
+    def __init__(self, sink: DeltaPartsSink, delivery: EpochDelivery, parts: Parts) -> None:
+        super().__init__(sink, delivery, parts)
+        self._columns: dict[str, PartColumns] = {}
+        self._names: dict[SourceTable, str] = {}
+
+    def own_of(self, name: str) -> Mapping[str, Json]:
+        return own_of_table(self._own, self.keys.get(name))
+
+    def schema_of(self, name: str) -> pa.Schema:
+        return self._columns[name].schema
+
+    def run(self) -> dict[int, str]:
+        """Stage all rows: first their columns are known, then they are written.
+
+        Raises:
+            BadRowError: a table cannot have a part, because of its name.
+            SchemaError: a table has another key, or columns that cannot be added.
+        """
+        self._find_columns()
+        for rows in self._delivery.rows.read():
+            name = self._name_of(rows.table) if rows.batch.num_rows else ""
+            if name in self._columns:
+                self._write(Share(name, self._columns[name].fit(rows.batch), rows.numbers))
+        self.files = {name: stager.close() for name, stager in self._stagers.items()}
+        return {}
+
+    def _find_columns(self) -> None:
+        """Find the key and the columns of every part that the epoch touches."""
+        found: dict[str, dict[pa.Schema, SourceTable]] = {}
+        keys = {name: part.key for name, part in self._parts.items()}
+        upserts = self._own["write"] == "upsert"
+        for rows in self._delivery.rows.read():
+            if not rows.batch.num_rows:
+                continue
+            table = rows.table
+            assert table is not None
+            name = self._name_of(table)
+            found.setdefault(name, {})[rows.batch.schema] = table
+            if upserts:
+                keys[name] = choose_key(table, keys.get(name), table.key)
+        for name, schemas in found.items():
+            key = keys.get(name)
+            if upserts and key is None:  # a table without a part was emptied
+                continue
+            if upserts and key is not None:
+                self.keys[name] = key
+            self._columns[name] = self._begin_columns(name, next(iter(schemas.values())))
+            self._check_key_delivered(name)
+            for schema in schemas:
+                self._columns[name].add(schema)
+
+    def _begin_columns(self, name: str, table: SourceTable) -> PartColumns:
+        known = self._sink._open_part(name, self.own_of(name)).find_schema() if name in self._parts else None
+        key = self.keys.get(name) or table.key
+        return PartColumns.begin(replace(table, key=key), known, options_from_json(self._own[TABLES]))
+
+    def _check_key_delivered(self, name: str) -> None:
+        """Refuse an upsert whose key `exclude` leaves out."""
+        lost = [column for column in self.keys.get(name, ()) if column in self._delivery.rows.shape.exclude]
+        if lost:
+            raise SchemaError(
+                f"{lost[0]} is a column of the key of part {name}, and `exclude` leaves it out",
+                hint="Mask it instead, or exclude the table in `tables` of the source.",
+                column=lost[0],
+            )
+
+    def _name_of(self, table: SourceTable | None) -> str:
+        assert table is not None
+        if table not in self._names:
+            settings = self._sink._settings
+            name = name_part(settings.template, table, str(self._own["parts_allowed"]))
+            owner = self.tables.setdefault(name, known.table if (known := self._parts.get(name)) else table.full_name)
+            reason = self._refuse(name)
+            if owner != table.full_name:
+                reason = f"table {name!r} has the rows of {owner or 'an input that is no captured table'}"
+            if reason:
+                raise BadRowError(
+                    f"sink {self._sink.name!r} cannot have a table for {table.full_name}: {reason}",
+                    hint="Exclude the table in `tables` of the source, or choose another `table` for the sink.",
+                    sink=self._sink.name,
+                )
+            self._names[table] = name
+        return self._names[table]
+
+
+def own_of_table(own: Mapping[str, Json], key: tuple[str, ...] | None) -> dict[str, Json]:
+    """Return the settings of the part of a captured table: without a key it is appended to."""
+    write = "upsert" if own["write"] == "upsert" and key else "append"
+    return {**own, "write": write, "key": list(key or ()) if write == "upsert" else []}
 
 
 def _at_once(call: Callable[[T], R], items: Iterable[T], workers: int = 0) -> list[R]:

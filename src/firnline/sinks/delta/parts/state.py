@@ -31,28 +31,44 @@ class Part:
     born: int  # the epoch of its first rows
     held: Held = NOTHING  # the entry that last touched it
     open: int = 0  # a later epoch that may be written to it at any moment; 0: none
+    table: str = ""  # the captured table whose rows it has, if the sink has a part for each
+    # Of a captured table that is upserted: what identifies a row; empty: it has no key, so the part is appended to.
+    key: tuple[str, ...] | None = None
 
     @property
     def newest(self) -> int:
         """The newest epoch whose rows it holds, or may hold."""
         return max(self.held.epoch, self.open)
 
-    def to_json(self) -> list[int]:
-        return [self.born, *self.held, self.open]
+    def to_json(self) -> list[Json]:
+        captured = [self.table, list(self.key) if self.key is not None else None] if self.table else []
+        return [self.born, *self.held, self.open, *captured]
 
     @classmethod
     def from_json(cls, value: Json) -> Part:
-        born, epoch, entry, opened = (int(number) for number in value)
-        return cls(born, Held(epoch, entry), opened)
+        born, epoch, entry, opened = (int(number) for number in value[:4])
+        table, key = value[4:] or ("", None)
+        return cls(born, Held(epoch, entry), opened, str(table), tuple(key) if key is not None else None)
 
 
 Parts: TypeAlias = Mapping[str, Part]
 Verdict: TypeAlias = Literal["write", "has", "went back", "other"]
 
 
-def open_parts(parts: Parts, names: Collection[str], epoch: int) -> dict[str, Part]:
-    """Return the parts before an epoch is written to those of these names; new ones are born with it."""
-    opened = {name: parts.get(name, Part(born=epoch)) for name in names}
+def open_parts(
+    parts: Parts,
+    names: Collection[str],
+    epoch: int,
+    tables: Mapping[str, str] | None = None,
+    keys: Mapping[str, tuple[str, ...]] | None = None,
+) -> dict[str, Part]:
+    """Return the parts before an epoch is written to those of these names; new ones are born with it.
+
+    `tables` and `keys` have the captured tables and their keys, by part.
+    """
+    tables, keys = tables or {}, keys or {}
+    opened = {name: parts.get(name, Part(epoch, table=tables.get(name, ""))) for name in names}
+    opened = {name: replace(part, key=keys.get(name, part.key)) for name, part in opened.items()}
     return {**parts, **{name: replace(part, open=max(part.open, epoch)) for name, part in opened.items()}}
 
 
