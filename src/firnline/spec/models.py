@@ -235,11 +235,13 @@ class BatchConfig(Config):
 
     max_events: Count = Field(
         default=5_000_000,
-        description="Maximum number of records per epoch (approximate). Default with a Kafka source: 100000.",
+        description="Maximum number of records per epoch (approximate). Default with a Kafka source: 100000; with a "
+        "database whose changes are captured: 500000.",
     )
     max_bytes: Size = Field(
         default=1024 * 1024 * 1024,
-        description="Maximum number of input bytes per epoch (approximate). Default with a Kafka source: 64 MiB.",
+        description="Maximum number of input bytes per epoch (approximate). Default with a Kafka source: 64 MiB; with "
+        "a database whose changes are captured: 256 MiB.",
     )
     max_files: Count = Field(default=1000, description="Maximum number of input files per epoch.")
     max_output_files: Count = Field(

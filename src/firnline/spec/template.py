@@ -171,8 +171,8 @@ sinks:
 """
 _CAPTURED_TAIL = """\
 # batch:                          # an epoch takes what is there, and closes at the first of these
-#   max_events: 100000
-#   max_bytes: 64MiB
+#   max_events: 500000
+#   max_bytes: 256MiB
 #   max_ms: 200                   # how long to wait for more
 #   respect_source_tx: true       # an epoch never splits a transaction
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from pathlib import Path
 
 import pytest
 
 from firnline.errors import DamagedError, SourceGapError
+from firnline.names import spool_name
 from firnline.sources.cdc.spool import Content, Mark, SpoolFile, follow, list_names, read_facts, read_file, write_file
 from firnline.storage import LocalStorage
 
@@ -34,6 +37,20 @@ def test_what_is_written_is_read_and_every_flipped_bit_is_found(tmp_path: Path) 
     storage.delete(key)
     with pytest.raises(SourceGapError):
         read_file(storage, FOLDER, file.name)
+
+
+def test_files_whose_checksum_is_blake2_are_read(tmp_path: Path) -> None:
+    storage = LocalStorage(str(tmp_path))
+    parts = (b"context", b"frames", b'{"begin": 1}')
+    checksum = hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+    name = spool_name(1, Mark(None).digest, Mark(1).digest, checksum)
+    data = b"".join(parts) + struct.pack("<QQQ8s", *map(len, parts), b"FIRNSPL1")
+    storage.put(f"{FOLDER}/{name}", data)
+    assert read_file(storage, FOLDER, name) == Content(b"context", b"frames")
+    for at in range(len(data)):
+        storage.put(f"{FOLDER}/{name}", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedError):
+            read_file(storage, FOLDER, name)
 
 
 def test_the_chain_takes_the_way_that_leads_furthest(tmp_path: Path) -> None:

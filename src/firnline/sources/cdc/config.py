@@ -32,7 +32,7 @@ class LogSourceConfig(SourceConfig):
 
     has_keys: ClassVar[bool] = True
     ports: ClassVar[tuple[str, ...] | None] = None
-    batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 100_000, "max_bytes": 64 * 1024 * 1024, "max_ms": 200}
+    batch_defaults: ClassVar[Mapping[str, int]] = {"max_events": 500_000, "max_bytes": 256 << 20, "max_ms": 200}
 
     tables: tuple[str, ...] = Field(
         description="Tables to capture: schema.table (of MySQL database.table), with * and ? for any characters. "

@@ -361,7 +361,7 @@ class LogDecoder(ABC):
     """Decodes the frames of one spool file. Holds no connection and knows no catalogue: frames alone decide."""
 
     @abstractmethod
-    def decode(self, context: bytes, frames: bytes) -> Decoded:
+    def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
         """Decode all frames of a file.
 
         Raises:
@@ -369,7 +369,7 @@ class LogDecoder(ABC):
         """
 
     @abstractmethod
-    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+    def decode_chunk(self, context: bytes, content: bytes | memoryview) -> ChunkRows:
         """Decode a chunk. Every value equals the one that the log would give for the same row.
 
         Raises:

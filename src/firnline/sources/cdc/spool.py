@@ -6,6 +6,8 @@ from a listing. A rollback or a new run reads what was spooled; the server is as
 
 Two runs may spool the same part of the log, cut at other places. Both tell the same, so any file that begins at the
 right mark will do. Inside of a transaction a mark also says what came before it. A file is never changed.
+
+The checksum goes over all that a server sends, twice; so it is one that costs little: CRC32 and Adler-32 side by side.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from isal import isal_zlib
+
 from firnline.errors import DamagedError, SourceError, SourceGapError
 from firnline.faults import fault_point
 from firnline.names import chunk_parts, spool_name, spool_parts
 from firnline.storage import Storage
 from firnline.types import Json
 
-_MAGIC = b"FIRNSPL1"
+_MAGIC = b"FIRNSPL2"
+_OLD_MAGIC = b"FIRNSPL1"  # of files whose checksum is BLAKE2
 _FOOTER = struct.Struct("<QQQ8s")  # bytes of context, frames and facts; magic
 
 
@@ -45,9 +50,9 @@ class Mark:
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def behind(self, frames: bytes) -> Mark:
+    def behind(self, frames: bytes | memoryview) -> Mark:
         """Return the mark behind more frames of the transaction that goes on here."""
-        return Mark(self.place, self.part + 1, _checksum((self.via.encode(), frames)))
+        return Mark(self.place, self.part + 1, _digest((self.via.encode(), frames)))
 
     def to_json(self) -> dict[str, Json]:
         return {"place": self.place, "part": self.part, **({"via": self.via} if self.via else {})}
@@ -110,7 +115,7 @@ class Content:
     """The content of a spool file."""
 
     context: bytes
-    frames: bytes
+    frames: bytes | memoryview
 
 
 def write_file(
@@ -174,22 +179,30 @@ def read_file(storage: Storage, folder: str, name: str) -> Content:
     return Content(context, frames)
 
 
-def _checksum(parts: Iterable[bytes]) -> str:
+def _checksum(parts: Iterable[bytes | memoryview]) -> str:
+    crc, sums = 0, 1
+    for part in parts:
+        crc, sums = isal_zlib.crc32(part, crc), isal_zlib.adler32(part, sums)
+    return f"{crc:08x}{sums:08x}"
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
 
 
-def _split(data: bytes, name: str, checksum: str) -> tuple[bytes, bytes, bytes]:
+def _split(data: bytes, name: str, checksum: str) -> tuple[bytes, memoryview, bytes]:
     """Return context, frames and facts of a file that has this checksum."""
     if len(data) < _FOOTER.size:
         raise DamagedError(f"the spool file {name} is cut off")
     context, frames, told, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
-    if magic != _MAGIC or context + frames + told + _FOOTER.size != len(data):
+    if magic not in (_MAGIC, _OLD_MAGIC) or context + frames + told + _FOOTER.size != len(data):
         raise DamagedError(f"the spool file {name} is no spool file, or cut off")
-    parts = data[:context], data[context : context + frames], data[context + frames : -_FOOTER.size]
-    if _checksum(parts) != checksum:
+    view = memoryview(data)
+    parts = data[:context], view[context : context + frames], data[context + frames : -_FOOTER.size]
+    if (_checksum if magic == _MAGIC else _digest)(parts) != checksum:
         raise DamagedError(f"the spool file {name} has another checksum than the one that was written")
     return parts
 

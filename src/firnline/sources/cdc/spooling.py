@@ -284,13 +284,13 @@ class Spooler:
         """Write the transactions that have ended; what is behind them begins the next file."""
         last = opened.cuts[-1]
         end = Mark(last.position)
-        frames, rest = bytes(opened.frames[: last.offset]), opened.frames[last.offset :]
+        frames, rest = memoryview(opened.frames)[: last.offset], opened.frames[last.offset :]
         self._write(opened, end, frames, rows=opened.rows)
         return _Open(self._stream.context(at_cut=True), end, rest, open_rows=opened.open_rows)
 
     def _write_part(self, opened: _Open) -> _Open:
         """Write a part of a transaction that goes on."""
-        frames = bytes(opened.frames)
+        frames = memoryview(opened.frames)
         end = opened.begin.behind(frames)
         self._write(opened, end, frames, rows=opened.open_rows)
         return _Open(self._stream.context(at_cut=False), end)
@@ -306,7 +306,7 @@ class Spooler:
             opened.begin = Mark(place)
         return monotonic()
 
-    def _write(self, opened: _Open, end: Mark, frames: bytes, *, rows: int, gap: str = "") -> None:
+    def _write(self, opened: _Open, end: Mark, frames: bytes | memoryview, *, rows: int, gap: str = "") -> None:
         file = write_file(
             self._storage,
             self._folder,

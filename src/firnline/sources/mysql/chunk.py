@@ -103,7 +103,7 @@ def _damaged(what: str) -> DamagedError:
 # -- rows ---------------------------------------------------------------------------------------------
 
 
-def decode_chunk(context: bytes, content: bytes) -> ChunkRows:
+def decode_chunk(context: bytes, content: bytes | memoryview) -> ChunkRows:
     """Return the rows of a chunk.
 
     Raises:

@@ -71,7 +71,7 @@ class MySqlDecoder(LogDecoder):
     def __init__(self, *, with_before: bool = False) -> None:
         self._with_before = with_before
 
-    def decode(self, context: bytes, frames: bytes) -> Decoded:
+    def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
         state = _Frames()
         warnings: dict[str, None] = {}
         for at, header, body in _events(context):
@@ -116,7 +116,7 @@ class MySqlDecoder(LogDecoder):
         ]
         return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)
 
-    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+    def decode_chunk(self, context: bytes, content: bytes | memoryview) -> ChunkRows:
         return chunk.decode_chunk(context, content)
 
     def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> npt.NDArray[np.bool_]:
@@ -272,7 +272,7 @@ def _owners(count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     return np.empty(count, np.uint8), np.empty(count, np.int32)
 
 
-def _events(frames: bytes) -> Iterator[tuple[int, Header, memoryview]]:
+def _events(frames: bytes | memoryview) -> Iterator[tuple[int, Header, memoryview]]:
     """Yield the events of frames: where the body begins, the header, and the body without its checksum.
 
     Raises:

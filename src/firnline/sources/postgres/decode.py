@@ -65,10 +65,10 @@ class PostgresDecoder(LogDecoder):
     def __init__(self, *, before: bool = False) -> None:
         self._before = before
 
-    def decode(self, context: bytes, frames: bytes) -> Decoded:
+    def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
         return _Pass(frames, before=self._before).run(context)
 
-    def decode_chunk(self, context: bytes, content: bytes) -> ChunkRows:
+    def decode_chunk(self, context: bytes, content: bytes | memoryview) -> ChunkRows:
         return _Pass(content, before=False).copied(context)
 
     def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> Flags:
@@ -81,7 +81,7 @@ class PostgresDecoder(LogDecoder):
 class _Pass:
     """One pass over a spool file."""
 
-    def __init__(self, frames: bytes, *, before: bool) -> None:
+    def __init__(self, frames: bytes | memoryview, *, before: bool) -> None:
         self._data: Bytes = np.frombuffer(frames, np.uint8)
         self._before = before
         self._tables: dict[int, _Table] = {}
