@@ -345,14 +345,17 @@ def check_visibility(server: BinlogServer) -> None:
                 assert early is not None
                 assert ids(early) == [1]
                 assert decoder.sees(early.sees, transactions).tolist() == [True, True, False]
+                assert decoder.sees(reader.find_seen(), transactions).tolist() == [True, True, False]
                 assert log.stream.has_reached(early.high)
                 assert reader.read_chunk("shop.t", None, 10, barrier=reader.barrier(place)) is None
                 first = reader.barrier(log.cuts[0].position)
                 assert reader.read_chunk("shop.t", None, 10, barrier=first) is not None
             else:
+                assert reader.find_seen() is None
                 with pytest.raises(SourceError, match="1205"):  # the lock waits for the commit
                     reader.read_chunk("shop.t", None, 10, barrier=reader.barrier(place))
             commit.release()
+        assert not has_gtids or decoder.sees(reader.find_seen(), transactions).all()
         late = reader.read_chunk("shop.t", None, 10, barrier=reader.barrier(place))
         assert late is not None
         assert ids(late) == [1, 2]

@@ -25,7 +25,7 @@ from firnline.sources.cdc.snapshots import SnapshotTaker
 from firnline.sources.cdc.source import Input, LogSource
 from firnline.sources.cdc.spool import SpoolFile
 from firnline.sources.postgres.tables import PostgresTables
-from tests.support.captured import Capturing, captured, delta_rows, execute, has_read_all, position, wait_until
+from tests.support.captured import Capturing, captured, delta_rows, execute, has_read_all, position, query, wait_until
 from tests.support.pipelines import run_once, run_to_end
 
 EVENTS, OTHER = "CREATE TABLE events (n int)", "CREATE TABLE other (n int PRIMARY KEY)"
@@ -312,3 +312,37 @@ def test_once_reads_all_tables_that_can_be_read(database: str, tmp_path: Path, m
     ended = run_once(options)
     assert "permission denied for table aaa" in str(ended.result.error)
     assert numbers(tmp_path, "other") == Counter(range(1, 501))
+
+
+def test_the_window_stays_short_while_a_table_cannot_be_read(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spool files that every later chunk sees are not kept for it; a transaction that stays open changes nothing."""
+    monkeypatch.setattr(snapshots, "WINDOW_FILES", 3)
+    execute(database, OTHER, "CREATE TABLE aaa (n int PRIMARY KEY)", "INSERT INTO aaa SELECT generate_series(1, 250)")
+    execute(database, "CREATE PUBLICATION two FOR TABLE other, aaa")
+    options = pipeline(reader_of(database, "other"), tmp_path, "other", "aaa", publication="two", rollback_window=1)
+    upsert = DeltaSinkOptions("aaa", str(tmp_path / "aaa"), input="db.aaa", write="upsert", key=("n",))
+    options = replace(options, sinks=(options.sinks[0], upsert))
+    lengths = []
+    with Capturing(options):
+        wait_until(lambda: has_begun(options, "public.other"))
+        with psycopg.connect(database) as held:
+            held.execute("INSERT INTO aaa VALUES (1000)")
+            for number in range(1, 25):
+                execute(database, f"INSERT INTO other VALUES ({number})", f"INSERT INTO aaa VALUES ({1000 + number})")
+                wait_until(partial(has, tmp_path, "other", number))
+                lengths.append(len(position(options).window))
+            held.commit()
+        assert lengths[2] > 0
+        assert max(lengths) <= 10
+        assert len(list(tmp_path.glob("**/*.spool"))) <= 16
+        execute(database, "UPDATE aaa SET n = -n WHERE n = 7", "DELETE FROM aaa WHERE n = 8")
+        execute(database, "GRANT SELECT ON aaa TO reader")
+        wait_until(lambda: has_read_all(options))
+    run_to_end(options)
+    assert numbers(tmp_path, "aaa") == Counter(n for (n,) in query(database, "SELECT n FROM aaa"))
+
+
+def has_begun(options: PipelineOptions, table: str) -> bool:
+    return table in position(options).snapshots

@@ -56,6 +56,7 @@ class Rules:
     find_again: Callable[..., str] = c.find_again
     has_barrier: bool = True
     restarts: bool = True
+    trims_unseen: bool = False
 
 
 @dataclass
@@ -74,6 +75,7 @@ class World:
     done: bool = False
     is_running: bool = True
     taken: list[Chunk] = field(default_factory=list)
+    seen: set[int] | None = None  # what all chunks see that are read from now on
     number: int = 0
 
     def commit(self) -> None:
@@ -134,6 +136,11 @@ class World:
         last = found[-1] if len(found) == 2 else None
         self.taken.append(Chunk({key: visible[key] for key in found}, sees, len(self.log), last))
 
+    def find_seen(self) -> None:
+        """Ask what later chunks see, while none waits."""
+        if self.began is not None and not self.taken:
+            self.seen = {number for number, one in enumerate(self.log) if one.is_visible}
+
     def _visible_rows(self) -> dict[int, Row]:
         """The rows that a snapshot taken now has: all commits but those that are not visible, undone."""
         rows: dict[int, Row] = {}
@@ -169,6 +176,10 @@ class World:
                 break
             self.taken.pop(0)
             self.after, self.done = chunk.last, chunk.last is None
+        if self.seen is not None and not self.taken:
+            unseen = [i for i, number in enumerate(self.window) if number not in self.seen]
+            seen = max(seen, unseen[0] if unseen and not self.rules.trims_unseen else len(self.window))
+        self.seen = None
         moved = False
         for number in range(self.read, end):
             gone: dict[str, int | None] = {}
@@ -240,6 +251,7 @@ def ends_right(seed: int, rules: Rules) -> bool:
     """Run one schedule to its end; returns whether the sink equals the database."""
     world = World(random.Random(seed), rules)
     steps = [world.commit, world.commit, world.become_visible, world.select, world.epoch]
+    steps += [world.find_seen] * (seed % 2)
     for _ in range(4):
         world.commit()
         world.random.choice((world.become_visible, world.commit))()
@@ -285,6 +297,7 @@ def _whole_rows(batch: pa.RecordBatch, key: Sequence[str], window: Sequence[Chan
         pytest.param(Rules(find_again=lambda chunk, window: ""), id="moved-rows-are-not-read-again"),
         pytest.param(Rules(has_barrier=False), id="no-barrier"),
         pytest.param(Rules(restarts=False), id="a-row-moves-behind-the-last-chunk"),
+        pytest.param(Rules(trims_unseen=True), id="the-window-loses-what-chunks-do-not-see"),
     ],
 )
 def test_a_planted_bug_is_found(rules: Rules) -> None:

@@ -83,6 +83,21 @@ class SnapshotPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowSeen:
+    """What every chunk that is still to be read sees: the window need not keep spool files that have nothing more."""
+
+    sees: Json  # as in `Chunk`
+    window: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        return {"path": f"{self.window[-1]}.seen", "trims": {"sees": self.sees, "window": list(self.window)}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> WindowSeen:
+        return cls(value["trims"]["sees"], tuple(value["trims"]["window"]))
+
+
+@dataclass(frozen=True, slots=True)
 class TableLeft:
     """The spec does not name a table any more: what was read of it is of no use if it is named again."""
 

@@ -217,6 +217,15 @@ class TableReader(ABC):
         `place`, and every one that may have changed a table before `prepare` took effect."""
 
     @abstractmethod
+    def find_seen(self) -> Json | None:
+        """Return, as `Chunk.sees`, which transactions every later snapshot surely sees; None if the server does not
+        say it without a table.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+
+    @abstractmethod
     def find_end(self) -> Json:
         """Return a place as `Chunk.high`: every transaction that ended before this call lies before it.
 

@@ -17,7 +17,7 @@ from firnline.options import FACTS, MISSING, MOVED, OP, names_tables
 from firnline.rescued import Rescued, shorten
 from firnline.sinks.table_rows import COMMON_COLUMNS, SourceTable, mark_table
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, find_again, has_partial_inserts, lay_under
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, has_partial_inserts, lay_under
 from firnline.sources.cdc.evolution import new_names
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
 from firnline.sources.cdc.reader_settings import LogReaderSettings
@@ -47,9 +47,9 @@ class _Read:
     path: str
     rows: int = 0
     schemas: list[SchemaVersion] = field(default_factory=list)  # used by change rows, in order
-    # Of a chunk: why it must be read `again` (empty: it counts), and `seen`: how many files at the begin of its window
-    # hold only what its snapshot sees. Of a spool file: the tables in which rows `moved` to keys with values missing,
-    # and `silent` changes, which the log does not have.
+    # Of a chunk: why it must be read `again` (empty: it counts). Of a chunk and a window: `seen`, how many files at the
+    # begin of the window hold only what is seen. Of a spool file: the tables in which rows `moved` to keys with values
+    # missing, and `silent` changes, which the log does not have.
     facts: dict[str, Json] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
@@ -93,6 +93,9 @@ class LogReader(SplitReader):
                 yield from self._begin_snapshot(SnapshotBegin.from_json(item), budget)
             elif "passed" in item or "left" in item:
                 self._outcomes.append(_Read(str(item["path"])))
+            elif "trims" in item:
+                seen = self._count_seen(WindowSeen.from_json(item))
+                self._outcomes.append(_Read(str(item["path"]), facts={"seen": seen}))
             elif "chunk" in item:
                 yield from self._read_chunk(ChunkFile.from_json(item), budget)
             else:
@@ -211,6 +214,13 @@ class LogReader(SplitReader):
                     chosen = np.flatnonzero(~sees[changes.transaction])
                     unseen += [_take(changes, chosen)] if len(chosen) else []
         return unseen, seen
+
+    def _count_seen(self, seen: WindowSeen) -> int:
+        """Return how many files at the begin of a window have nothing but what is seen."""
+        for count, name in enumerate(seen.window):
+            if not self._decoder.sees(seen.sees, self._open_window(name).transactions).all():
+                return count
+        return len(seen.window)
 
     def _open_window(self, name: str) -> _Window:
         if name not in self._windows:

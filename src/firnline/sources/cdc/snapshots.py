@@ -20,7 +20,7 @@ from firnline.clock import monotonic
 from firnline.errors import FirnlineError, SourceError
 from firnline.faults import fault_point
 from firnline.names import chunk_name
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, WindowSeen
 from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.spool import Content, pack
@@ -34,6 +34,7 @@ Mode = Literal["initial", "never", "always"]
 
 CHUNK_ROWS = 50_000
 MAX_AHEAD = 4  # chunks that were read and that no epoch has given on
+WINDOW_FILES = 16  # after so many more, while no chunk is read, it is found out which of them are of no use
 LOOK_SECONDS = 30.0  # between two looks for tables that are new
 WAIT_SECONDS = 0.1
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to read a table
@@ -112,6 +113,8 @@ class _Shared:
     wholes: dict[str, _Whole] = field(default_factory=dict)  # by table, until their epoch is decided
     passing: dict[str, Awaited] = field(default_factory=dict)  # by id: where the log has passed such a table's snapshot
     serial: int = 0  # the highest one that was given to a snapshot
+    seen: Json = None  # what every chunk sees that is read from now on; None: not known
+    asked_at: str = ""  # the last spool file of the window when that was asked for
     has_looked: bool = False  # the tables without a key are known
     wants_look: bool = False  # now, not when it is due
     checked: set[str] = field(default_factory=set)  # tables that are due: somebody has looked since whether they exist
@@ -375,6 +378,15 @@ class SnapshotTaker:
                 states[file.table] = replace(state, chunks=file.number)
         return found
 
+    def trims(self, position: LogPosition, chunks: Sequence[ChunkFile]) -> list[WindowSeen]:
+        """Return what makes the window shorter, for an epoch with these chunks; chunks that are left for later epochs
+        may need all of it."""
+        names = {chunk.name for chunk in chunks}
+        with self._news:
+            seen, self._shared.seen = self._shared.seen, None
+            is_needed = any(one.file.name not in names for one in self._waiting(position))
+            return [WindowSeen(seen, position.window)] if seen is not None and position.window and not is_needed else []
+
     def is_done(self, position: LogPosition) -> bool:
         """Return whether all tables have been read.
 
@@ -387,7 +399,7 @@ class SnapshotTaker:
             waits = any(one is None or one.error is None for one in tried)
             pending = self._pending(position).values()
             waits = waits or any(one.error is None or one.held_since is not None for one in pending)
-            if waits or self._ahead(position):
+            if waits or self._waiting(position):
                 return False
             error = next((one.error for one in (*tried, *pending) if one is not None), shared.error)
             replaced = self._find_replaced(position, shared.tables) if shared.error is None else shared.replaced
@@ -517,7 +529,7 @@ class SnapshotTaker:
         with self._news:
             shared = self._shared
             position, names = shared.position, self._names()
-            if position is None or self._ahead(position) >= MAX_AHEAD:
+            if position is None or len(self._waiting(position)) >= MAX_AHEAD:
                 return False
             now = monotonic()
             chosen = next(
@@ -529,7 +541,7 @@ class SnapshotTaker:
                 None,
             )
         if chosen is None:
-            return False
+            return self._find_seen(position)
         table, cursor = chosen
         try:
             self._check_holder()
@@ -539,6 +551,24 @@ class SnapshotTaker:
             with self._news:
                 if cursor.state.id in shared.cursors:  # others first
                     shared.cursors[cursor.state.id] = shared.cursors.pop(cursor.state.id)
+        return True
+
+    def _find_seen(self, position: LogPosition) -> bool:
+        """Find out what later chunks see, if no chunk is read and the window grows; returns whether it did."""
+        window = position.window
+        with self._news:
+            known = window.index(self._shared.asked_at) + 1 if self._shared.asked_at in window else 0
+            if len(window) - known < WINDOW_FILES or self._waiting(position):
+                return False
+            self._shared.asked_at = window[-1]
+        try:
+            self._check_holder()
+            seen = self._reader.find_seen()
+        except Exception as error:  # the window stays as it is
+            logger.info("cannot ask what snapshots see", extra={"source": self._name, "reason": str(error)})
+            return False
+        with self._news:
+            self._shared.seen = seen
         return True
 
     def _read_whole(self) -> bool:
@@ -608,13 +638,14 @@ class SnapshotTaker:
             whole.error = None
             self._news.notify_all()
 
-    def _ahead(self, position: LogPosition) -> int:
+    def _waiting(self, position: LogPosition) -> list[_Taken]:
+        """Return the chunks that no epoch up to a position has given on."""
         states = position.running
-        return sum(
-            1
+        return [
+            one
             for one in self._shared.taken
             if (state := states.get(one.file.table)) is None or one.file.number > state.chunks
-        )
+        ]
 
     def _put_off(self, table: str, one: _Tried, error: Exception) -> None:
         """Take note of a failure; the table is tried again after a pause."""

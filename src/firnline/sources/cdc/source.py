@@ -28,7 +28,7 @@ from firnline.sources.base import (
     SourcePlan,
     Split,
 )
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft, sees_epoch
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft, WindowSeen, sees_epoch
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 NO_LIMIT = 1 << 62
 FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
 
-Fact = SnapshotBegin | SnapshotPassed | TableLeft  # inputs that have no file
+Fact = SnapshotBegin | SnapshotPassed | WindowSeen | TableLeft  # inputs that have no file of their own
 Input = SpoolFile | ChunkFile | Fact
 
 
@@ -387,7 +387,9 @@ class LogSource(Source):
         passed = [one for one in taker.passed(known) if one.table not in anew]
         if any(file.gap for file in files):  # chunks that were read before it miss changes
             chunks = []
-        return [*left, *begins, *passed, *taker.wholes(begins), *_take_chunks(chunks, limits), *files]
+        chunks = _take_chunks(chunks, limits)
+        trims = taker.trims(known, chunks) if files or chunks else []
+        return [*left, *begins, *passed, *trims, *taker.wholes(begins), *chunks, *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
         """Return whether a run with `once` has read everything."""
@@ -604,6 +606,8 @@ def _open_input(value: Mapping[str, Json]) -> Input:
         return SnapshotBegin.from_json(value)
     if "passed" in value:
         return SnapshotPassed.from_json(value)
+    if "trims" in value:
+        return WindowSeen.from_json(value)
     if "left" in value:
         return TableLeft.from_json(value)
     return ChunkFile.from_json(value) if "chunk" in value else SpoolFile.from_json(value)
@@ -612,6 +616,8 @@ def _open_input(value: Mapping[str, Json]) -> Input:
 def _files_of(record: Mapping[str, Json]) -> list[str]:
     """Return the files that reading an input again needs."""
     one = _open_input(record)
+    if isinstance(one, WindowSeen):
+        return list(one.window)
     if isinstance(one, Fact):
         return []
     return [one.name, *one.window] if isinstance(one, ChunkFile) else [one.name]
@@ -705,6 +711,8 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
                 left.pop(one.table, None)
         elif isinstance(one, SnapshotPassed):
             snapshots[one.table] = replace(snapshots[one.table], sees=None, high=None)
+        elif isinstance(one, WindowSeen):
+            seen = max(seen, int(record["seen"]))
         elif isinstance(one, TableLeft):
             left[one.table] = known.serial
             snapshots.pop(one.table, None)

@@ -102,6 +102,21 @@ class MySqlTableReader(TableReader):
     def barrier(self, place: Json) -> Json:
         return {name: place[name] for name in ("kind", "gtid_set", "file", "pos", "server_uuid")}
 
+    def find_seen(self) -> Json | None:
+        control, server = self._connected()
+        if not server.is_mariadb and not server.has_gtids:
+            return None  # what a lock of one table says is true of that table alone
+        try:
+            db = self._row_connection(server)
+            snapshot = self._begin(control, db, server, "", None)
+            query(db, server.host, "ROLLBACK")
+            self._check_seen(server, snapshot)
+        except BaseException:
+            self.close()
+            raise
+        self._seen = snapshot
+        return snapshot
+
     def find_end(self) -> Json:
         return end_place(*self._connected(), is_exact=False)
 
@@ -167,11 +182,7 @@ class MySqlTableReader(TableReader):
         control, server = self._connected()
         db = self._row_connection(server)
         snapshot = self._begin(control, db, server, table, barrier)
-        if self._seen is not None and not chunks.covers(snapshot, self._seen):
-            raise SourceError(
-                f"server {server.host[0]}:{server.host[1]} has not yet what another one had before",
-                hint="The server is behind. Wait until it has caught up, then run again.",
-            )
+        self._check_seen(server, snapshot)
         if barrier is not None and not chunks.covers(snapshot, barrier):
             query(db, server.host, "ROLLBACK")
             return None
@@ -203,6 +214,13 @@ class MySqlTableReader(TableReader):
             high=high,
             order=definition.describe_order(),
         )
+
+    def _check_seen(self, server: Server, snapshot: Json) -> None:
+        if self._seen is not None and not chunks.covers(snapshot, self._seen):
+            raise SourceError(
+                f"server {server.host[0]}:{server.host[1]} has not yet what another one had before",
+                hint="The server is behind. Wait until it has caught up, then run again.",
+            )
 
     def _begin(self, control: Any, db: Any, server: Server, table: str, barrier: Json) -> Json:
         """Begin a transaction with a snapshot; return what it surely sees."""

@@ -111,12 +111,15 @@ class PostgresTables(TableReader):
 
     def barrier(self, place: Json) -> Json:
         """Return the number of the next transaction: all before it have to have ended."""
+        return Snapshot.parse(str(self.find_seen())).xmax
+
+    def find_seen(self) -> Json | None:
         try:
             row = self._open().execute("SELECT pg_current_snapshot()::text").fetchone()
         except psycopg.Error as error:
             raise self._failed(error) from error
         assert row is not None
-        return Snapshot.parse(str(row[0])).xmax
+        return str(row[0])
 
     def find_end(self) -> Json:
         try:
