@@ -159,7 +159,9 @@ def error_report(error: FirnlineError) -> dict[str, Any]:
 
 def rebuild_error(value: dict[str, Any]) -> FirnlineError:
     """Return the error that a task reported, as the class with its code."""
-    by_code = {cls.code: cls for cls in _all_errors(FirnlineError)}
+    by_code: dict[str, type[FirnlineError]] = {}
+    for cls in _all_errors(FirnlineError):
+        by_code.setdefault(cls.code, cls)  # a class without a code of its own has other arguments
     return by_code.get(value["code"], EngineError)(value["message"], hint=value["hint"], **value["fields"])
 
 

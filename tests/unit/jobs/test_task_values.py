@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from firnline.errors import StagingError, error_report, rebuild_error
+from firnline.errors import SourceError, StagingError, error_report, rebuild_error
 from firnline.exchange import Edge
 from firnline.jobs.engine import Output, Ping, SqlTable, SqlTask
 from firnline.jobs.fold_job import FoldReport, FoldTask, add_up
@@ -104,3 +104,12 @@ def test_an_error_of_a_task_arrives_with_its_class_and_facts() -> None:
     rebuilt = rebuild_error(report)
     assert type(rebuilt) is StagingError
     assert (rebuilt.message, rebuilt.hint, rebuilt.fields) == (error.message, "look", error.fields)
+
+
+def test_an_error_whose_class_has_no_code_of_its_own_arrives_as_the_class_of_its_code() -> None:
+    class RefusedError(SourceError):
+        def __init__(self, number: int) -> None:
+            super().__init__(f"refused ({number})", hint="look")
+
+    assert str(rebuild_error(error_report(RefusedError(7)))) == "refused (7)"
+    assert type(rebuild_error(error_report(SourceError("gone")))) is SourceError

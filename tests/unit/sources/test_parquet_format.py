@@ -274,3 +274,21 @@ def test_json_text_is_what_python_writes(records: list[Any], start: int) -> None
     array = pa.array(records, KIND).slice(start)
     found = [None if text is None else json.loads(text) for text in json_texts(array).to_pylist()]
     assert found == records[start:]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.null(), pa.bool_(), pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.decimal128(5, 2), pa.string(),
+        pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(3),
+        pa.date32(), pa.time64("us"), US, pa.duration("s"), pa.list_(pa.binary()), pa.struct({"x": pa.binary()}),
+        pa.map_(pa.string(), pa.binary()), pa.dictionary(pa.int8(), pa.string()), pa.uuid(),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [0, 2])
+def test_columns_without_values_have_json_texts(kind: pa.DataType, rows: int) -> None:
+    for array in (pa.nulls(rows, kind), pa.StructArray.from_arrays([pa.nulls(rows, kind)], ["x"])):
+        texts = json_texts(array)
+        assert texts.type == pa.string()
+        assert texts.to_pylist() == ([None] * rows if array.type == kind else ['{"x":null}'] * rows)

@@ -46,7 +46,8 @@ def json_texts(values: pa.Array) -> pa.Array:
     if pa.types.is_list(kind):
         return _arrays(values, values)
     if pa.types.is_binary(kind):
-        return pa.array([None if one is None else _quote(base64.b64encode(one).decode()) for one in values.to_pylist()])
+        texts = [None if one is None else _quote(base64.b64encode(one).decode()) for one in values.to_pylist()]
+        return pa.array(texts, pa.string())
     if pa.types.is_string(kind):
         return _strings(values)
     return _scalars(values)
