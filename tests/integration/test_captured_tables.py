@@ -5,6 +5,7 @@ Each is what a sink of this table alone makes, and what the database holds.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -447,6 +448,40 @@ def test_damaged_rows_of_the_outbox_are_made_again(
     assert delta_rows(history / "orders", "id", "_op") == [(1, "insert"), (2, "insert")]
     assert delta_rows(history / "lines", "number", "_op") == [(1, "insert")]
     assert delta_rows(history / "notes", "words", "_op") == [("one", "insert")]
+
+
+def test_a_sink_that_comes_later_gets_every_table_from_the_beginning(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, ORDERS.format(""), LINES.format(""), "INSERT INTO orders VALUES (1, 1, 'a')")
+    options = whole(postgres, tmp_path)
+    current, history = options.sinks
+    run_to_end(replace(options, sinks=(history,)))
+    execute(postgres, "INSERT INTO lines VALUES ('x', 'r', 1)", "UPDATE orders SET amount = 2")
+    run_to_end(replace(options, sinks=(history,)))
+    execute(postgres, "ALTER TABLE orders ADD COLUMN extra int", "INSERT INTO orders VALUES (2, 2, 'b', 3)")
+    later = replace(options, sinks=(history, replace(current, start="beginning")))  # type: ignore[call-arg]
+    run_to_end(later)
+    execute(postgres, "DELETE FROM lines")
+    run_to_end(later)
+    held = query(postgres, "SELECT id, amount, note, extra FROM orders")
+    assert delta_rows(tmp_path / "lake" / "orders", "id", "amount", "note", "extra") == sorted(held, key=repr)
+    assert delta_rows(tmp_path / "lake" / "lines", "number") == []
+    ops = Counter(op for (op,) in delta_rows(tmp_path / "history" / "orders", "_op"))
+    assert ops == {"read": 1, "update": 1, "insert": 1}
+
+
+def test_a_lost_table_comes_again_from_the_outbox(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, ORDERS.format(""), LINES.format(""))
+    options = whole(postgres, tmp_path)
+    run_to_end(options)
+    execute(postgres, "INSERT INTO orders VALUES (1, 1, 'a')", "INSERT INTO lines VALUES ('x', 'r', 1)")
+    run_to_end(options)
+    execute(postgres, "UPDATE orders SET note = 'b'", "UPDATE lines SET number = 2")
+    run_to_end(options)
+    shutil.rmtree(tmp_path / "lake" / "orders")
+    execute(postgres, "INSERT INTO lines VALUES ('y', 'r', 3)")
+    run_to_end(options)
+    assert delta_rows(tmp_path / "lake" / "orders", "id", "note") == [(1, "b")]
+    assert delta_rows(tmp_path / "lake" / "lines", "note", "number") == [("x", 2), ("y", 3)]
 
 
 SPEC = """
