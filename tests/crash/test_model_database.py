@@ -163,5 +163,6 @@ def test_postgres_in_one_sink(
     play(PostgresSide(postgres_server), launcher, tmp_path / "lake", SEED, is_empty=is_empty, together=True)
 
 
+@pytest.mark.skipif(not LONG, reason="only under FIRNLINE_PROOF: PostgreSQL in one sink is always tried")
 def test_binlog_in_one_sink(binlog_server: BinlogServer, launcher: Launcher, tmp_path: Path) -> None:
     play(BinlogSide(binlog_server), launcher, tmp_path / "lake", SEED, is_empty=True, together=True)
