@@ -85,6 +85,7 @@ def _ask(
     from firnline.history.snapshots import ask_snapshot, find_table
 
     owner, table = find_table(pipeline, words, source)
+    pipeline.sources[owner].check_snapshot(table)
     facts = {"pipeline": pipeline.options.name, "source": owner, "table": table, "where": where, "empty": empty}
     if not common.json:
         rows = f"the rows of {table} for which {where} holds" if where else f"all rows of {table}"

@@ -650,6 +650,14 @@ class Source(ABC):
         """Return the full name of a table whose changes the source captures; None if it captures no such table."""
         return None
 
+    def check_snapshot(self, table: str) -> None:  # noqa: B027
+        """Check that a table, by its full name, can be read again. Asks the server.
+
+        Raises:
+            ConfigError: it does not exist, or its rows would come twice.
+            SourceError: the server does not answer.
+        """
+
     def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
         """Return, by table, how far the snapshots have come that a position names. Pure."""
         return {}

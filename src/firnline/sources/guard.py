@@ -91,6 +91,7 @@ class GuardedSource(Source):
     snapshot = forward(Source.snapshot)
     accept_gap = forward(Source.accept_gap)
     table_name = forward(Source.table_name)
+    check_snapshot = forward(Source.check_snapshot)
     snapshots = forward(Source.snapshots)
     answered = forward(Source.answered)
     has_answered = forward(Source.has_answered)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from firnline.errors import DamagedError, SchemaError
+from firnline.errors import DamagedError, SchemaError, SourceGapError
 from firnline.ndjson import MismatchError, UnexpectedFieldError
 from firnline.options import FACTS, MISSING, MOVED, OP, names_tables
 from firnline.rescued import Rescued, shorten
@@ -37,6 +37,10 @@ BEFORE = "_before"
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")
 _WORDS = pa.array([op.name.lower() for op in Op])
+WINDOW_HINT = (
+    "The rows of tables that are being read lie under the changes in this file. Restore it from a backup; or go back "
+    "to an epoch before their snapshots began, if `firnline checkpoints` has one: firnline rollback --to EPOCH"
+)
 _NO_COLUMNS = Columns(pa.schema([]), frozenset(), {})
 
 
@@ -224,7 +228,10 @@ class LogReader(SplitReader):
 
     def _open_window(self, name: str) -> _Window:
         if name not in self._windows:
-            content = self._content(name)
+            try:
+                content = self._content(name)
+            except (DamagedError, SourceGapError) as error:
+                raise type(error)(error.message, hint=WINDOW_HINT) from error
             decoded = self._window_decoder.decode(content.context, content.frames)
             wanted = [changes for changes in decoded.changes if changes.schema.table in self._chunked]
             self._windows[name] = _Window(decoded.transactions, wanted)

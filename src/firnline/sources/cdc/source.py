@@ -3,6 +3,7 @@ its own write."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from abc import abstractmethod
@@ -202,6 +203,16 @@ class LogSource(Source):
 
     def set_position(self, position: Json, words: str) -> PositionChange:
         known = LogPosition.from_json(position, self.kind)
+        self._check_may_move(known)
+        place = self._place_in(words) if words.startswith("{") else self.find_place(known.place, words)
+        return self._change(known, place, to_end=words == "end")
+
+    def skip(self, position: Json, words: str) -> PositionChange:
+        known = LogPosition.from_json(position, self.kind)
+        self._check_may_move(known)
+        return self._change(known, self.place_without(known.place, words), to_end=False)
+
+    def _check_may_move(self, known: LogPosition) -> None:
         if known.place is None:
             raise ConfigError(f"source {self.name!r} has not begun to read", hint="Run the pipeline once: firnline run")
         if known.running:
@@ -209,12 +220,6 @@ class LogSource(Source):
                 f"the rows of {', '.join(known.running)} are being read: they belong to the position",
                 hint="Let the run finish them first; `firnline snapshot` lists how far they are.",
             )
-        place = self._place_in(words) if words.startswith("{") else self.find_place(known.place, words)
-        return self._change(known, place, to_end=words == "end")
-
-    def skip(self, position: Json, words: str) -> PositionChange:
-        known = LogPosition.from_json(position, self.kind)
-        return self._change(known, self.place_without(known.place, words), to_end=False)
 
     def _place_in(self, words: str) -> Json:
         """Return the place of a position in JSON."""
@@ -508,6 +513,20 @@ class LogSource(Source):
     def table_name(self, words: str) -> str | None:
         name = words if "." in words else f"{self._default_schema}.{words}"
         return name if self._tables.covers(name) else None
+
+    def check_snapshot(self, table: str) -> None:
+        with contextlib.closing(self.open_tables()) as reader:
+            found = {one.name: one for one in reader.find_tables()}
+        if table not in found:
+            raise ConfigError(
+                f"source {self.name!r}: the server has no table {table} that is captured",
+                hint="Check its name, and what `firnline dry-run` says of the table.",
+            )
+        if not found[table].key:
+            raise ConfigError(
+                f"table {table} has no key, so that it cannot be read again: its rows would come twice",
+                hint=self.key_hint,
+            )
 
     def snapshots(self, position: Json) -> Mapping[str, SnapshotProgress]:
         known = LogPosition.from_json(position, self.kind)

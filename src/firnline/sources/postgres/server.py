@@ -12,7 +12,7 @@ import psycopg
 from psycopg import Connection
 from psycopg.sql import SQL, Identifier, Literal
 
-from firnline.errors import ConfigError, SourceError, SourceGapError
+from firnline.errors import ConfigError, FirnlineError, SourceError, SourceGapError
 from firnline.faults import fault_point
 from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
 from firnline.sources.cdc.log import GAP_HINT
@@ -57,6 +57,7 @@ class CapturedTable:
     rows: int  # the server's own estimate
     identity_key: tuple[str, ...] = ()  # of the index that the log names old rows by
     oid: int = 0  # another table that takes the name has another one
+    is_partitioned: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -210,7 +211,7 @@ class PostgresServer:
     def find_tables(self, patterns: TablePatterns) -> list[CapturedTable]:
         """Return the tables of the database that the spec names, with what the log will say of them."""
         query = """
-            SELECT n.nspname, c.relname, c.oid, c.relreplident::text, c.reltuples,
+            SELECT n.nspname, c.relname, c.oid, c.relkind = 'p', c.relreplident::text, c.reltuples,
                    (SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
                            CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, place)
                            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -226,9 +227,11 @@ class PostgresServer:
         with self.session() as db:
             found = [
                 CapturedTable(
-                    f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)), tuple(index or ()), oid
+                    f"{schema}.{name}", identity, tuple(key or ()), max(0, int(rows)), tuple(index or ()), oid, is_root
                 )
-                for schema, name, oid, identity, rows, key, index in db.execute(query, (OWN_SCHEMA,)).fetchall()
+                for schema, name, oid, is_root, identity, rows, key, index in db.execute(
+                    query, (OWN_SCHEMA,)
+                ).fetchall()
             ]
         return [table for table in found if patterns.covers(table.name)]
 
@@ -263,7 +266,7 @@ class PostgresServer:
             return {f"{schema}.{name}": bool(facts[0]) for schema, name in rows}
 
     def require_publication(self, publication: str, tables: Sequence[CapturedTable]) -> None:
-        """Check that a publication of somebody else exists.
+        """Check that a publication of somebody else exists, and has the changes of partitioned tables.
 
         Raises:
             ConfigError: it does not; the hint has the statement.
@@ -275,6 +278,35 @@ class PostgresServer:
                 hint=f"As the owner of the tables: CREATE PUBLICATION {sql_name(publication)} FOR TABLE {names} WITH "
                 "(publish_via_partition_root = true); or leave `publication` out, if the role of `dsn` owns them.",
             )
+
+        for error in self.find_unrooted(publication, tables).values():
+            raise error
+
+    def find_unrooted(self, publication: str, tables: Sequence[CapturedTable]) -> dict[str, FirnlineError]:
+        """Return the partitioned tables whose changes a publication has under the names of their partitions: none of
+        them would be captured. With the reason, whose hint has the statement."""
+        query = """
+            SELECT c.oid FROM pg_class c, pg_publication p
+            WHERE c.oid = ANY (%s) AND p.pubname = %s AND NOT p.pubviaroot
+              AND (p.puballtables OR EXISTS (
+                  SELECT FROM pg_partition_tree(c.oid) t JOIN pg_class k ON k.oid = t.relid
+                         JOIN pg_namespace n ON n.oid = k.relnamespace
+                  WHERE EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = k.oid)
+                     OR EXISTS (SELECT FROM pg_publication_tables l WHERE l.pubname = p.pubname
+                                AND l.schemaname = n.nspname AND l.tablename = k.relname)))"""
+        roots = {table.oid: table.name for table in tables if table.is_partitioned}
+        if not roots:
+            return {}
+        with self.session() as db:
+            found = [roots[oid] for (oid,) in db.execute(query, (list(roots), publication)).fetchall()]
+        return {
+            name: ConfigError(
+                f"{self.place}: publication {publication} has the partitions of {name}, and not the table, so that "
+                "none of its changes is captured",
+                hint=f"ALTER PUBLICATION {sql_name(publication)} SET (publish_via_partition_root = true);",
+            )
+            for name in sorted(found)
+        }
 
     def check_may_publish(self, publication: str, tables: Sequence[CapturedTable]) -> None:
         """Check that the role may create the publications of these tables, or add those that are missing.

@@ -140,6 +140,12 @@ class PostgresSource(LogSource):
         publication = self._postgres.publication
         published = self._server.published(publication) if publication is not None else None
         for table in found:
+            if table.is_partitioned:
+                told.append(
+                    f"table {table.name} is partitioned: the log has not that rows go when a partition alone is "
+                    "emptied, dropped or detached; DELETE them, or read the table again afterwards (firnline snapshot "
+                    f"--table {table.name} --empty)"
+                )
             identify = f"ALTER TABLE {sql_name(table.name)} REPLICA IDENTITY FULL"
             if publication is not None and published is not None and table.name not in published:
                 # Without an identity the server would refuse the application's own updates of a published table.

@@ -89,12 +89,13 @@ class PostgresTables(TableReader):
         found = self._server.find_tables(self._tables)
         if not self._creates:
             published = self._server.published(self._publication) or {}
-            found = [table for table in found if table.name in published]
+            unrooted = self._server.find_unrooted(self._publication, found)
+            found = [table for table in found if table.name in published or table.name in unrooted]
         return [TableFacts(table.name, table.key, table.rows, str(table.oid)) for table in found]
 
     def prepare(self, tables: Sequence[str]) -> dict[str, FirnlineError]:
         if not self._creates:
-            return {}
+            return self._server.find_unrooted(self._publication, self._server.find_tables(self._tables))
         wanted = [table for table in self._server.find_tables(self._tables) if table.name in tables]
         failed: dict[str, FirnlineError] = {}
         try:
