@@ -7,7 +7,7 @@ schema. COPY takes no lock but the one that every SELECT takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import Connection, IsolationLevel
@@ -66,6 +66,12 @@ _BASE_TYPE = """
     SELECT n.nspname, base.typname FROM base JOIN pg_namespace n ON n.oid = base.typnamespace
     WHERE base.typtype <> 'd'"""
 
+# A number of its own: the end of a snapshot lies behind the last transaction that has ended, and those that the log has
+# and that wait for a standby have not. A server in recovery has no numbers to give, and shows what it has replayed.
+_NEXT_TRANSACTION = """
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmax(pg_current_snapshot())::text
+                ELSE pg_current_xact_id()::text END"""
+
 _END = """
     SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"""
 
@@ -112,11 +118,14 @@ class PostgresTables(TableReader):
 
     def barrier(self, place: Json) -> Json:
         """Return the number of the next transaction: all before it have to have ended."""
-        return Snapshot.parse(str(self.find_seen())).xmax
+        return int(self._ask(_NEXT_TRANSACTION))
 
     def find_seen(self) -> Json | None:
+        return self._ask("SELECT pg_current_snapshot()::text")
+
+    def _ask(self, query: LiteralString) -> str:
         try:
-            row = self._open().execute("SELECT pg_current_snapshot()::text").fetchone()
+            row = self._open().execute(query).fetchone()
         except psycopg.Error as error:
             raise self._failed(error) from error
         assert row is not None
