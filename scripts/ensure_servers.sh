@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tests start servers of their own: PostgreSQL, Redis, MariaDB, MySQL and a Kafka broker. Use their programs if they
 # are there, install them where that is allowed, else say what to type. No server of the system is needed, started or
-# touched. MySQL is fetched, not installed; tests that need it are skipped where it cannot be had. With the argument
-# `postgres`, only PostgreSQL is looked for.
+# touched. MySQL and PostgreSQL 17 are fetched, not installed; tests that need them are skipped where they cannot be had.
+# With the argument `postgres`, only PostgreSQL is looked for.
 set -euo pipefail
 
 scripts=$(cd "$(dirname "$0")" && pwd)
@@ -81,3 +81,5 @@ if ! has_kafka; then
   fi
   touch "$kafka/complete"
 fi
+
+bash "$scripts/fetch_postgres.sh" || echo "the tests that need PostgreSQL 17 will be skipped" >&2

@@ -18,6 +18,8 @@ from tests.support.processes import free_port
 
 PASSWORD = "s3cret-in-tests"  # of a server that lives as long as a test
 START_SECONDS = 180.0
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firnline-tests"
+PACKED_17 = _CACHE / "postgres-17.6.0" / "postgres.txz"
 
 
 def find_program(name: str) -> str | None:
@@ -30,8 +32,9 @@ def find_program(name: str) -> str | None:
 class PostgresServer:
     """One server with one database. It keeps its data over `kill` and `start`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self._folder = folder
+        self._programs = programs  # the folder of other programs than those that are installed
         self._data = folder / "data"
         self._clock = SystemClock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,14 +63,14 @@ class PostgresServer:
             "-E", "UTF8", "--locale", "C",
         )  # fmt: skip
 
-    def start(self) -> None:
-        """Start on the port that it had, or on a free one, and wait until it answers."""
+    def start(self, *options: str) -> None:
+        """Start on the port that it had, or on a free one, with more options, and wait until it answers."""
         self.port = self.port or free_port()
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [_program("postgres"), "-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1",
-                 "-c", "unix_socket_directories=", "-c", "fsync=on", "-c", "max_connections=60",
-                 "-c", "wal_level=logical"],
+                [self._program("postgres"), "-D", str(self._data), "-p", str(self.port),
+                 "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "fsync=on",
+                 "-c", "max_connections=60", "-c", "wal_level=logical", *options],
                 stdout=log, stderr=log, cwd="/", **_as_user(),
             )  # fmt: skip
         deadline = self._clock.monotonic() + START_SECONDS
@@ -78,7 +81,7 @@ class PostgresServer:
 
     def copy(self, folder: Path) -> PostgresServer:
         """Return a server with a copy of the data, slots included, that is not started. This one must be stopped."""
-        other = PostgresServer(folder)
+        other = PostgresServer(folder, self._programs)
         shutil.copytree(self._data, other._data)
         user = _user()
         if user:
@@ -153,10 +156,30 @@ class PostgresServer:
             return False
         return True
 
+    def _program(self, name: str) -> str:
+        return str(self._programs / name) if self._programs is not None else _program(name)
+
     def _call(self, name: str, *arguments: str) -> None:
-        done = subprocess.run([_program(name), *arguments], capture_output=True, text=True, cwd="/", **_as_user())
+        done = subprocess.run([self._program(name), *arguments], capture_output=True, text=True, cwd="/", **_as_user())
         if done.returncode:
             raise RuntimeError(f"{name} failed: {done.stderr or done.stdout}")
+
+
+@contextlib.contextmanager
+def running_postgres_17() -> Iterator[PostgresServer]:
+    """As `running_postgres`, of version 17, which `scripts/fetch_postgres.sh` fetches; its folder is open to all."""
+    with tempfile.TemporaryDirectory(prefix="firnline-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        programs = Path(folder) / "programs"
+        programs.mkdir()
+        subprocess.run(["tar", "-xJf", str(PACKED_17), "-C", str(programs), "--no-same-owner"], check=True)
+        server = PostgresServer(Path(folder) / "server", programs / "bin")
+        server.create()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
 
 
 @contextlib.contextmanager
