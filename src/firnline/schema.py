@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 __all__ = [
+    "BAD_NAME_CHARACTERS",
     "RESCUED_COLUMN",
     "field_from_spec",
     "fingerprint",
@@ -48,7 +49,7 @@ RESCUED_COLUMN = "_rescued_data"
 RESERVED_PREFIX = "_firnline"
 TYPE_KEY = b"firnline.type"
 
-_BAD_NAME_CHARACTERS = frozenset(" ,;{}()\n\t=")
+BAD_NAME_CHARACTERS = frozenset(" ,;{}()\n\t=")  # Delta and Parquet without column mapping refuse them
 _SCALARS: dict[str, pa.DataType] = {
     "string": pa.string(),
     "int32": pa.int32(),
@@ -73,7 +74,7 @@ def is_column_name_ok(name: str) -> bool:
     """
     if not name or name == RESCUED_COLUMN or name.startswith(RESERVED_PREFIX):
         return False
-    return _BAD_NAME_CHARACTERS.isdisjoint(name)
+    return BAD_NAME_CHARACTERS.isdisjoint(name)
 
 
 def is_json(field: pa.Field) -> bool:

@@ -18,6 +18,7 @@ from firnline.rescued import Rescued, shorten
 from firnline.sinks.table_rows import COMMON_COLUMNS, SourceTable, mark_table
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, has_partial_inserts, lay_under
+from firnline.sources.cdc.column_names import BEFORE
 from firnline.sources.cdc.evolution import new_names
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
 from firnline.sources.cdc.reader_settings import LogReaderSettings
@@ -33,7 +34,6 @@ from firnline.types import Json
 
 BATCH_ROWS = 65_536
 COMMITTED_AT, POSITION, TRANSACTION = FACTS
-BEFORE = "_before"
 TABLE, AFTER_JSON, BEFORE_JSON = "_table", "after", "before"  # of the envelope, beside those above
 _MICROS = pa.timestamp("us", "UTC")
 _WORDS = pa.array([op.name.lower() for op in Op])

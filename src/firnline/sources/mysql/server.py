@@ -144,6 +144,11 @@ def find_key(db: Any, server: Server, table: str) -> tuple[str, ...]:
     return tuple(str(row[4]) for row in sorted(rows, key=lambda row: int(row[3])))
 
 
+def find_columns(db: Any, server: Server, table: str) -> list[str]:
+    """Return the columns of a table, in their order."""
+    return [str(row[0]) for row in query(db, server.host, f"SHOW COLUMNS FROM {_quoted(table)}")]
+
+
 def _quoted(table: str) -> str:
     return ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from firnline.errors import ConfigError, DamagedError
 from firnline.sources.base import LogLag
+from firnline.sources.cdc.column_names import names_here
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
@@ -18,6 +19,7 @@ from firnline.sources.mysql.server import (
     Server,
     file_created,
     find_cascades,
+    find_columns,
     find_key,
     find_tables,
     gtids_at,
@@ -73,7 +75,9 @@ class MySqlSource(LogSource):
 
     def read_key(self, table: str) -> tuple[str, ...] | None:
         with self._connected() as (db, server):
-            return find_key(db, server, table) if table in find_tables(db, server) else None
+            if table not in find_tables(db, server):
+                return None
+            return names_here(find_key(db, server, table), find_columns(db, server, table))
 
     def check(self) -> None:
         self._stream().check()

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from firnline.sources.cdc.column_names import column_names
 from firnline.sources.cdc.log import Column, TableSchema
 from firnline.sources.mysql import charsets
 from firnline.sources.mysql.events import damaged, read_length
@@ -133,8 +134,10 @@ def make_table(table: str, names: Sequence[str], types: Sequence[TypeOf], keys: 
         ValueError: two columns have one name.
     """
     columns, warnings = [], []
-    for number, (name, one) in enumerate(zip(names, types, strict=False)):
-        columns.append(Column(name, arrow_type(one), native_name(one), number in keys))
+    for number, (name, own, one) in enumerate(zip(names, column_names(names), types, strict=False)):
+        if own != name:
+            warnings.append(f"{table}.{name}: the column is named {own} here")
+        columns.append(Column(own, arrow_type(one), native_name(one), number in keys))
         if one.code == NEWDECIMAL and one.precision > MAX_DIGITS:
             warnings.append(f"{table}.{name}: decimal({one.precision},{one.scale}) is read as text")
     if len(set(names)) != len(names):

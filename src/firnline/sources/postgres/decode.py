@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from firnline.errors import DamagedError
+from firnline.sources.cdc.column_names import column_names
 from firnline.sources.cdc.log import (
     Changes,
     ChunkRows,
@@ -183,13 +184,16 @@ class _Pass:
 
     def _set_table(self, relation: m.Relation) -> None:
         columns = []
-        for column in relation.columns:
+        names = column_names([column.name for column in relation.columns])
+        for column, name in zip(relation.columns, names, strict=True):
+            if name != column.name:
+                self._warnings[f"{relation.table}.{column.name}: the column is named {name} here"] = None
             native = native_type(column.oid, column.modifier, self._types)
             if not native.is_known:
                 self._warnings[f"{relation.table}.{column.name}: {native.name} is read as text"] = None
             # With identity `full`, all columns are marked: those of the primary key identify a row.
             is_key = column.is_primary if relation.identity == "f" else column.is_key
-            columns.append(Column(column.name, native.arrow, native.name, is_key))
+            columns.append(Column(name, native.arrow, native.name, is_key))
         self._tables[relation.id] = _Table(relation, TableSchema(relation.table, tuple(columns)))
 
     # -- rows -----------------------------------------------------------------------------------------

@@ -251,6 +251,16 @@ class PostgresServer:
             found = db.execute(query, (schema, name)).fetchone()
         return None if found is None else tuple(found[1] or ()) if found[0] else ()
 
+    def find_columns(self, table: str) -> list[str]:
+        """Return the columns of a table (`schema.table`), in their order."""
+        query = """
+            SELECT a.attname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE n.nspname = %s AND c.relname = %s ORDER BY a.attnum"""
+        schema, _, name = table.partition(".")
+        with self.session() as db:
+            return [str(row[0]) for row in db.execute(query, (schema, name)).fetchall()]
+
     def published(self, publication: str) -> dict[str, bool] | None:
         """Return the tables of a publication, each with whether its updates and deletes are published; None if there
         is no such publication."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from firnline.errors import ConfigError, DamagedError, SlotLagError
 from firnline.sources.base import Limits, LogLag, SourcePlan
+from firnline.sources.cdc.column_names import names_here
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.postgres.messages import format_lsn, parse_lsn
@@ -58,7 +59,8 @@ class PostgresSource(LogSource):
         return describe_place(place)
 
     def read_key(self, table: str) -> tuple[str, ...] | None:
-        return self._server.find_key(table)
+        key = self._server.find_key(table)
+        return key and names_here(key, self._server.find_columns(table))
 
     def check(self) -> None:
         assert self._postgres.slot is not None

@@ -14,6 +14,7 @@ from psycopg import Connection, IsolationLevel
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from firnline.errors import ConfigError, FirnlineError, SourceError
+from firnline.sources.cdc.column_names import names_here
 from firnline.sources.cdc.log import (
     Chunk,
     TableChangedError,
@@ -199,7 +200,7 @@ class PostgresTables(TableReader):
             described.context(),
             content,
             len(parts),
-            described.key,
+            described.key_here(),
             last,
             is_last,
             snapshot,
@@ -345,6 +346,10 @@ class _Described:
         self.identity = str(relation.id)
         self.order = order
         self._is_root = is_root
+
+    def key_here(self) -> tuple[str, ...]:
+        """Return the names of the key's columns in change rows."""
+        return names_here(self.key, [column.name for column in self._relation.columns])
 
     def context(self) -> bytes:
         """Return what the log would say before rows of the table."""
