@@ -30,10 +30,10 @@ from firnline.sources.mysql.decode import MySqlDecoder
 from firnline.sources.postgres.decode import PostgresDecoder
 
 SERVERS = ("postgres", "mysql")
-ROWS, ROUNDS = 1_000_000, 3
+ROWS, SNAPSHOT_ROWS, ROUNDS = 1_000_000, 5_000_000, 3
 PIECE, FILE = 1 << 20, 16 << 20  # as the spool reads, and keeps
 COMMITS = 30
-AIM_DECODE, AIM_BACKLOG, AIM_STREAM, AIM_FLAT = 1_000_000, 150_000, 0.9, 1.25
+AIM_DECODE, AIM_BACKLOG, AIM_STREAM, AIM_SNAPSHOT, AIM_FLAT = 1_000_000, 150_000, 0.9, 0.8, 1.25
 DECODERS: dict[str, Callable[[], LogDecoder]] = {"postgres": PostgresDecoder, "mysql": MySqlDecoder}
 
 
@@ -106,6 +106,40 @@ def capture_backlog(world: World) -> list[Row]:
                 f">= {AIM_BACKLOG:g} per s", speed >= AIM_BACKLOG)
         )  # fmt: skip
         rows.append(_beside(f"{database.name} backlog into a Delta history table", database, count, ours_ms, thrown_ms))
+    return rows
+
+
+def capture_snapshot(world: World) -> list[Row]:
+    """The rows of a table into a Delta history table on Spark, in turns with the client that reads them and throws them
+    away."""
+    count = max(10_000, int(SNAPSHOT_ROWS * world.scale))
+    rows: list[Row] = []
+    for name in SERVERS:
+        folder = world.folder / f"capture-snapshot-{name}"
+        with running_database(name) as database:
+            database.fill_many(count)
+
+            def read(database: Database = database, folder: Path = folder) -> None:
+                shutil.rmtree(folder, ignore_errors=True)
+                database.forget()
+                _run(database.pipeline(folder, snapshot="initial"), world.engine)
+                found = DeltaTable(str(folder / "history")).to_pyarrow_dataset().count_rows()
+                assert found == count, f"{found} rows of {count}"
+
+            works = [read, *([database.dump] if database.dumper else [])]
+            ours_ms, *dumped_ms = in_turns(works, rounds=world.rounds(ROUNDS), each=1)
+        shutil.rmtree(folder)
+        ours = count * 1000 / p50(ours_ms)
+        title = f"{database.name} snapshot of {count:,} rows into a Delta history table"
+        if not dumped_ms:
+            rows.append(Row(f"{title}; the client to read them is missing", round(ours), "rows per s"))
+            continue
+        dumped = count * 1000 / p50(dumped_ms[0])
+        ratio = ours / dumped
+        rows.append(
+            Row(f"{title}, beside {database.dumper}", round(ours), "rows per s", round(dumped), ratio,
+                f">= {AIM_SNAPSHOT:g}x", ratio >= AIM_SNAPSHOT)
+        )  # fmt: skip
     return rows
 
 

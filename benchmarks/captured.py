@@ -35,9 +35,10 @@ class Database(ABC):
 
     name: str  # of the server, for people
     client: str  # that throws the log away; empty if there is none
+    dumper: str  # how the server's own client reads the whole table, for people; empty if there is none
 
     @abstractmethod
-    def source(self) -> dict[str, Any]:
+    def source(self, snapshot: str = "never") -> dict[str, Any]:
         """Return the source of a pipeline, as a spec has it."""
 
     @abstractmethod
@@ -60,17 +61,29 @@ class Database(ABC):
     def keep(self) -> None:
         """Keep the log from here on; a pipeline stands here."""
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget the log up to here: a pipeline that begins finds rows in the table, and none in the log."""
+
+    @abstractmethod
+    def dump(self) -> None:
+        """Read the whole table with the server's own client, and throw it away."""
+
+    @abstractmethod
+    def debezium(self) -> dict[str, str]:
+        """Return the settings of Debezium's connector for the log from where it was kept."""
+
     def fill_many(self, count: int) -> int:
         """Insert rows in transactions of `IN_TRANSACTION`; returns the number of transactions."""
         for first in range(0, count, IN_TRANSACTION):
             self.fill(first, min(IN_TRANSACTION, count - first))
         return -(-count // IN_TRANSACTION)
 
-    def pipeline(self, folder: Path) -> PipelineOptions:
+    def pipeline(self, folder: Path, snapshot: str = "never") -> PipelineOptions:
         """A pipeline of defaults: the history of the table."""
         return firnline.Pipeline(
             name="bench",
-            sources={"shop": self.source()},
+            sources={"shop": self.source(snapshot)},
             sinks=[{"type": "delta", "table": str(folder / "history"), "input": "shop.orders"}],
             checkpoint={"store": {"type": "file", "path": str(folder / "store")}},
         ).options
@@ -79,7 +92,7 @@ class Database(ABC):
 class Postgres(Database):
     """PostgreSQL. A slot of its own keeps the log."""
 
-    name, client = "postgres", "pg_recvlogical"
+    name, client, dumper = "postgres", "pg_recvlogical", "psql with COPY"
 
     def __init__(self, server: PostgresServer) -> None:
         self._dsn = server.dsn
@@ -96,8 +109,8 @@ class Postgres(Database):
             cursor = db.execute(statement, values or None)
             return list(cursor.fetchall()) if cursor.description else []
 
-    def source(self) -> dict[str, Any]:
-        return {"type": "postgres", "dsn": self._dsn, "tables": ["orders"], "slot": SLOT, "snapshot": "never"}
+    def source(self, snapshot: str = "never") -> dict[str, Any]:
+        return {"type": "postgres", "dsn": self._dsn, "tables": ["orders"], "slot": SLOT, "snapshot": snapshot}
 
     def stream(self) -> PostgresStream:
         tables = TablePatterns(("orders",), "public")
@@ -117,6 +130,29 @@ class Postgres(Database):
 
     def rewind(self) -> None:
         self._copy(KEPT, SLOT)
+
+    def forget(self) -> None:
+        self._execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", SLOT)
+
+    def dump(self) -> None:
+        program = find_program("psql")
+        assert program is not None
+        statement = "COPY orders TO STDOUT"
+        subprocess.run([program, "-d", self._dsn, "-c", statement], check=True, stdout=subprocess.DEVNULL)
+
+    def debezium(self) -> dict[str, str]:
+        import psycopg
+
+        parts = psycopg.conninfo.conninfo_to_dict(self._dsn)
+        self._copy(KEPT, THROWN)
+        return {
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "database.hostname": str(parts["host"]), "database.port": str(parts["port"]),
+            "database.user": str(parts["user"]), "database.password": str(parts.get("password", "")),
+            "database.dbname": str(parts["dbname"]), "plugin.name": "pgoutput", "slot.name": THROWN,
+            "publication.name": SLOT, "publication.autocreate.mode": "disabled", "snapshot.mode": "no_data",
+            "table.include.list": "public.orders",
+        }  # fmt: skip
 
     def throw_away(self) -> None:
         self._copy(KEPT, THROWN)
@@ -143,6 +179,7 @@ class MySql(Database):
 
     def __init__(self, server: BinlogServer, name: str, program: Sequence[str]) -> None:
         self.name, self.client = name, "mysqlbinlog" if program else ""
+        self.dumper = "mysql --quick" if shutil.which("mysql") else ""
         self._server, self._program = server, program
         self._kept: Any = None
         numbers = ", ".join(f"({i})" for i in range(10))
@@ -154,8 +191,8 @@ class MySql(Database):
             f"INSERT INTO bench.digits VALUES {numbers}",
         )
 
-    def source(self) -> dict[str, Any]:
-        return {"type": "mysql", "dsn": f"{self._server.dsn}/bench", "tables": ["orders"], "snapshot": "never"}
+    def source(self, snapshot: str = "never") -> dict[str, Any]:
+        return {"type": "mysql", "dsn": f"{self._server.dsn}/bench", "tables": ["orders"], "snapshot": snapshot}
 
     def stream(self) -> MySqlStream:
         return MySqlStream(self._server.dsn, lambda table: table == "bench.orders", 4711)
@@ -175,6 +212,25 @@ class MySql(Database):
 
     def rewind(self) -> None:
         """Nothing to do: the server does not forget what was read."""
+
+    def forget(self) -> None:
+        """Nothing to do: a pipeline begins where the log ends."""
+
+    def dump(self) -> None:
+        subprocess.run(
+            ["mysql", "--no-defaults", "--quick", "--batch", "--host=127.0.0.1", f"--port={self._server.port}",
+             "--user=firnline", "-e", "SELECT * FROM bench.orders"],
+            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "MYSQL_PWD": PASSWORD},
+        )  # fmt: skip
+
+    def debezium(self) -> dict[str, str]:
+        return {
+            "connector.class": "io.debezium.connector.mysql.MySqlConnector",
+            "database.hostname": "127.0.0.1", "database.port": str(self._server.port), "database.user": "firnline",
+            "database.password": PASSWORD, "database.server.id": "4712", "database.ssl.mode": "preferred",
+            "snapshot.mode": "no_data", "table.include.list": "bench.orders", "database.include.list": "bench",
+            "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
+        }  # fmt: skip
 
     def throw_away(self) -> None:
         kept, end = self._kept, self.stream().end_position()
