@@ -59,6 +59,7 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "kafka-source": kafka_source.kafka_source,
     "capture-decode": capture.capture_decode,
     "capture-backlog": capture.capture_backlog,
+    "capture-debezium": capture.capture_debezium,
     "capture-snapshot": capture.capture_snapshot,
     "capture-memory": capture.capture_memory,
     "capture-latency": capture.capture_latency,

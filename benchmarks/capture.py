@@ -16,8 +16,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from benchmarks.captured import Database, running_database
+from benchmarks.captured import Database, Postgres, running_database
 from benchmarks.cases import PEAK, Row, World
+from benchmarks.debezium import find_debezium, read_changes
 from benchmarks.kafka_source import Commits
 from benchmarks.turns import costs_in_turns, in_turns, p50
 from firnline.clock import monotonic
@@ -30,10 +31,11 @@ from firnline.sources.mysql.decode import MySqlDecoder
 from firnline.sources.postgres.decode import PostgresDecoder
 
 SERVERS = ("postgres", "mysql")
-ROWS, SNAPSHOT_ROWS, ROUNDS = 1_000_000, 5_000_000, 3
+ROWS, SNAPSHOT_ROWS, DEBEZIUM_ROWS, ROUNDS = 1_000_000, 5_000_000, 500_000, 3
 PIECE, FILE = 1 << 20, 16 << 20  # as the spool reads, and keeps
 COMMITS = 30
 AIM_DECODE, AIM_BACKLOG, AIM_STREAM, AIM_SNAPSHOT, AIM_FLAT = 1_000_000, 150_000, 0.9, 0.8, 1.25
+AIM_DEBEZIUM = 5
 DECODERS: dict[str, Callable[[], LogDecoder]] = {"postgres": PostgresDecoder, "mysql": MySqlDecoder}
 
 
@@ -107,6 +109,38 @@ def capture_backlog(world: World) -> list[Row]:
         )  # fmt: skip
         rows.append(_beside(f"{database.name} backlog into a Delta history table", database, count, ours_ms, thrown_ms))
     return rows
+
+
+def capture_debezium(world: World) -> list[Row]:
+    """A backlog of PostgreSQL into a Delta history table on Spark, beside Debezium's embedded engine, which hands each
+    batch of changes to a Python function that throws it away. The start of neither counts."""
+    count = max(10_000, int(DEBEZIUM_ROWS * world.scale))
+    folder, saved = world.folder / "capture-debezium", world.folder / "capture-debezium-begin"
+    with running_database("postgres") as database:
+        assert isinstance(database, Postgres)
+        options = database.pipeline(folder)
+        _run(options, world.engine)  # records where reading begins
+        shutil.copytree(folder, saved)
+        database.keep()
+        database.fill_many(count)
+        _run(options, world.engine)  # is not counted
+        shutil.rmtree(folder)
+        saved.rename(folder)
+        database.rewind()
+        began = monotonic()
+        _run(options, world.engine)
+        ours = count / (monotonic() - began)
+        python = find_debezium(may_install=world.scale >= 0.1)
+        seconds = read_changes(python, database.debezium(), count, folder / "debezium") if python is not None else None
+    shutil.rmtree(folder)
+    title = "postgres backlog into a Delta history table"
+    if seconds is None:
+        return [Row(f"{title}; Debezium's engine is missing", round(ours), "rows per s")]
+    theirs = count / seconds
+    return [
+        Row(f"{title}, beside Debezium's embedded engine that throws it away", round(ours), "rows per s", round(theirs),
+            ours / theirs, f">= {AIM_DEBEZIUM:g}x", ours / theirs >= AIM_DEBEZIUM)
+    ]  # fmt: skip
 
 
 def capture_snapshot(world: World) -> list[Row]:

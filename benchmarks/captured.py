@@ -69,10 +69,6 @@ class Database(ABC):
     def dump(self) -> None:
         """Read the whole table with the server's own client, and throw it away."""
 
-    @abstractmethod
-    def debezium(self) -> dict[str, str]:
-        """Return the settings of Debezium's connector for the log from where it was kept."""
-
     def fill_many(self, count: int) -> int:
         """Insert rows in transactions of `IN_TRANSACTION`; returns the number of transactions."""
         for first in range(0, count, IN_TRANSACTION):
@@ -141,6 +137,7 @@ class Postgres(Database):
         subprocess.run([program, "-d", self._dsn, "-c", statement], check=True, stdout=subprocess.DEVNULL)
 
     def debezium(self) -> dict[str, str]:
+        """Return the settings of Debezium's connector for the log from where it was kept."""
         import psycopg
 
         parts = psycopg.conninfo.conninfo_to_dict(self._dsn)
@@ -222,15 +219,6 @@ class MySql(Database):
              "--user=firnline", "-e", "SELECT * FROM bench.orders"],
             check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "MYSQL_PWD": PASSWORD},
         )  # fmt: skip
-
-    def debezium(self) -> dict[str, str]:
-        return {
-            "connector.class": "io.debezium.connector.mysql.MySqlConnector",
-            "database.hostname": "127.0.0.1", "database.port": str(self._server.port), "database.user": "firnline",
-            "database.password": PASSWORD, "database.server.id": "4712", "database.ssl.mode": "preferred",
-            "snapshot.mode": "no_data", "table.include.list": "bench.orders", "database.include.list": "bench",
-            "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
-        }  # fmt: skip
 
     def throw_away(self) -> None:
         kept, end = self._kept, self.stream().end_position()

@@ -33,6 +33,11 @@ from firnline.types import Json
 MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
 LOCK_SECONDS = 10  # to wait for somebody who changes the table
 _PAGE_BYTES, _PAGE_HEADERS = 8192, (24, 40)  # of the log
+# A chunk is read by the index of the key. Left to itself, a server whose statistics are old or missing sorts the whole
+# table for every chunk.
+_BY_INDEX = [
+    SQL("SET LOCAL {} = off").format(SQL(name)) for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort")
+]
 _FIRST_OWN_TYPE = 10_000  # types from here on are named in the log
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\"}
 
@@ -187,6 +192,8 @@ class PostgresTables(TableReader):
                     raise ConfigError(f"{self._server.place}: {table} has no key by which it could be read in chunks")
                 if after is not None and order not in (None, described.order):
                     raise TableChangedError(table)
+                for plan in _BY_INDEX:
+                    db.execute(plan)
                 self._copy(db, described.select(after, limit, where), parts)
         except _EnoughError:
             is_cut = True
