@@ -15,7 +15,16 @@ from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sources.cdc.options import SpoolOptions
-from tests.support.captured import ORDERS, captured, check_current, execute, history, query
+from tests.support.captured import (
+    ORDERS,
+    Capturing,
+    captured,
+    check_current,
+    delta_rows,
+    execute,
+    history,
+    query,
+)
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.postgres import PostgresServer, running_postgres
 from tests.support.processes import KILLED, Launcher, wait_until
@@ -101,6 +110,19 @@ def test_a_slot_that_somebody_else_acknowledged(server: PostgresServer, tmp_path
     execute(server.dsn, f"SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
     insert(server.dsn, 3)
     expect_gap(options, "acknowledged up to")
+
+
+def test_a_server_shuts_down_while_it_is_read(server: PostgresServer, tmp_path: Path) -> None:
+    """It waits for a reader until everything is acknowledged, and the last epoch is not."""
+    options = begin(server, tmp_path)
+    with Capturing(options):
+        insert(server.dsn, 2)
+        wait_until(lambda: len(delta_rows(tmp_path / "current", "id")) == 2)
+        server.stop()
+        server.start()
+        insert(server.dsn, 3)
+        wait_until(lambda: len(delta_rows(tmp_path / "current", "id")) == 3)
+    check_current(server.dsn, tmp_path)
 
 
 def replace_server(server: PostgresServer, other: PostgresServer) -> None:

@@ -25,6 +25,7 @@ from firnline.sources.postgres.server import PostgresServer, inserts_only
 from firnline.sources.postgres.stream_kernel import ENDED, FAILED, LOST, OTHER
 from firnline.types import Json
 
+ASKED_SECONDS, MOST_ASKED = 10.0, 20  # a server that asks for so many answers within this time shuts down
 STATUS_SECONDS = 5.0  # between two status messages; servers give up a silent reader after 60 s
 CONNECT_SECONDS = 15.0
 ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
@@ -73,6 +74,7 @@ class PostgresStream(LogStream):
         self._begin: bytes | None = None  # of the transaction that goes on
         self._is_emitted = False  # whether its begin was returned: not before it has something for us
         self._rows = 0  # of that transaction
+        self._asked: list[float] = []  # when the server asked for a status, without rows between
         self._idle_end, self._idle_at = 0, 0  # the server has sent everything before this place, at this time
         self._asked_at = 0.0
         self._kept: bytes | None = None  # a message of the stream that was received and not read
@@ -127,6 +129,7 @@ class PostgresStream(LogStream):
             start = last.commit_lsn
         self._start_replication(start)
         self._place, self._flushed, self._status_at = place, slot.confirmed, 0.0
+        self._asked.clear()
         if is_provable:
             self._require_last(place)
 
@@ -450,6 +453,7 @@ class PostgresStream(LogStream):
     def _take(self, data: bytes) -> bytes | None:
         """Return the message of pgoutput in a message of the stream; None if it has none, or one that was read."""
         if data[0] == m.XLOG_DATA:
+            self._asked.clear()
             message = data[m.DATA_HEADER :]
             if message[:1] == b"B" and m.Begin.parse(message).commit_lsn < self._place.lsn:
                 self._skip()
@@ -460,9 +464,21 @@ class PostgresStream(LogStream):
             if sign.end >= self._idle_end:
                 self._idle_end, self._idle_at = sign.end, sign.sent_at
             if sign.wants_answer:
-                self._send_status()
+                self._answer()
             return None
         raise DamagedError(f"{self._server.place}: the stream has a message of an unknown kind, {chr(data[0])!r}")
+
+    def _answer(self) -> None:
+        """Send the status that the server asks for; leave a server that shuts down.
+
+        Such a server waits until everything is acknowledged, which it is only behind an epoch that may never come. It
+        asks again right after every answer; otherwise it asks a silent reader every 30 s.
+        """
+        now = monotonic()
+        self._asked = [at for at in self._asked if at > now - ASKED_SECONDS] + [now]
+        if len(self._asked) >= MOST_ASKED:
+            raise SourceError(f"{self._server.place}: the server shuts down")
+        self._send_status()
 
     def _skip(self) -> None:
         """Pass over a transaction before the position, but for what later ones depend on. It has no captured rows: all
