@@ -17,6 +17,7 @@ from firnline.history.snapshots import find_table, load_progress
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc.snapshots import SnapshotTaker
 from firnline.sources.mysql.statements import classify, find_silent
 from firnline.spec.build import build_options
@@ -155,6 +156,28 @@ def test_a_type_that_the_column_cannot_hold_gets_a_column_of_its_own(database: D
         (5, Decimal("5.00"), None),
         (6, None, "123456789012.50"),
     ]
+
+
+def test_a_table_beside_the_deciding_one_gets_wider_values_in_a_column_of_its_own(
+    postgres: str, tmp_path: Path
+) -> None:
+    """Only rows that the deciding table takes can widen a column: nothing is rescued, and no key is lost."""
+    execute(postgres, *(f"CREATE TABLE {name} (id int PRIMARY KEY, n int)" for name in ("orders", "lines")))
+    sinks = tuple(
+        DeltaSinkOptions(name, str(tmp_path / name), input=f"db.{name}", write="upsert") for name in ("orders", "lines")
+    )
+    options = replace(captured(postgres, tmp_path, tables=("orders", "lines")), sinks=sinks)
+    execute(postgres, "INSERT INTO orders VALUES (1, 1)", "INSERT INTO lines VALUES (1, 1), (2, 2)")
+    run_to_end(options)
+    for name in ("orders", "lines"):
+        execute(postgres, f"ALTER TABLE {name} ALTER n TYPE bigint", f"UPDATE {name} SET n = 5000000000 WHERE id = 1")
+    run_to_end(options)
+    assert delta_rows(tmp_path / "orders", "id", "n") == [(1, 5000000000)]
+    assert delta_rows(tmp_path / "lines", "id", "n", "n_v2") == [(1, None, 5000000000), (2, 2, None)]
+    execute(postgres, "ALTER TABLE lines ALTER id TYPE bigint", "INSERT INTO lines VALUES (5000000001, 7)")
+    run = run_once(options)
+    assert run.error_code == "schema"
+    assert "lines: id, a column of the key, has the type bigint now" in str(run.result)
 
 
 def test_a_type_that_does_not_fit_stops_a_run_that_must_not_change_columns(database: Database, tmp_path: Path) -> None:

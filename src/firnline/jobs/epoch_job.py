@@ -28,6 +28,7 @@ from firnline.jobs.read_job import (
     ReadContext,
     exchanged,
     known_columns,
+    never_widens,
     read_sources,
     refuse_widening,
 )
@@ -285,11 +286,15 @@ class _Running:
         keys = tuple(dict.fromkeys(column for sink in upserts for column in sink.key))
         strict = {column: how for sink in upserts for column, how in sink.strict_columns.items()}
         before, after = self.job.columns.get(name), self.job.columns_after.get(name)
-        return PortContext(source, port, self._output(name), before, refuse, after, keys, strict)
+        may_widen = not never_widens(self._sinks_of(name), *self._deciding_and_operators(name))
+        return PortContext(source, port, self._output(name), before, refuse, after, keys, strict, may_widen)
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
-        has_operators = bool(self.jobs.flow.edges_of(port, self.job.ranges))
-        return refuse_widening(types, self._sinks_of(port), self.jobs.sinks[0].name, has_operators)
+        return refuse_widening(types, self._sinks_of(port), *self._deciding_and_operators(port))
+
+    def _deciding_and_operators(self, port: str) -> tuple[str, bool]:
+        """Return the name of the deciding sink, and whether operators read a port."""
+        return self.jobs.sinks[0].name, bool(self.jobs.flow.edges_of(port, self.job.ranges))
 
     def _output(self, port: str) -> Output:
         """Return the destinations of a port's rows."""

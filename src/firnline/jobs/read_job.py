@@ -65,6 +65,7 @@ class PortContext:
     after: pa.Schema | None = None  # in a replay: the columns after the epoch, whose types are not inferred again
     keys: tuple[str, ...] = ()  # columns that identify a row of an upserted sink: a record without one is bad
     strict: Mapping[str, StrictColumn] = field(default_factory=dict)  # other columns on which an upserted sink relies
+    may_widen: bool = True  # False: `refuse_widening` refuses every column, whatever its sinks could do
 
     @property
     def is_inferring(self) -> bool:
@@ -104,6 +105,7 @@ def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
         evolution=context.evolution,
         infer_timestamps=context.source.schema_of(context.port).infer_timestamps,
         strict={name: one.words for name, one in context.strict.items() if one.type},
+        may_widen=context.may_widen,
     )
 
 
@@ -215,16 +217,9 @@ def widen_columns(context: PortContext, columns: Columns, types: Mapping[str, pa
 def refuse_widening(
     types: Mapping[str, pa.DataType], sinks: Sequence[Sink], deciding: str, has_operators: bool
 ) -> dict[str, str]:
-    """Return which columns cannot get a wider type in the sinks that take them, with the reasons.
-
-    The deciding sink must take the rows: it alone holds every row that another table may still wait for. Followers
-    need no such table: each gets an epoch with the types that the epoch has.
-    """
-    if has_operators:
-        return dict.fromkeys(types, "an operator reads it")
-    only_followers = bool(sinks) and all(sink.capabilities.fed_from_outbox for sink in sinks)
-    if deciding not in [sink.name for sink in sinks] and not only_followers:
-        return dict.fromkeys(types, f"the deciding sink {deciding!r} does not take the rows")
+    """Return which columns cannot get a wider type in the sinks that take them, with the reasons."""
+    if reason := never_widens(sinks, deciding, has_operators):
+        return dict.fromkeys(types, reason)
     refused: dict[str, str] = {}
     for sink in sinks:
         try:
@@ -234,6 +229,20 @@ def refuse_widening(
                 raise
             refused |= dict.fromkeys(types, f"sink {sink.name!r} does not answer: {error.message}")
     return refused
+
+
+def never_widens(sinks: Sequence[Sink], deciding: str, has_operators: bool) -> str:
+    """Return why no column of a port ever gets a wider type; empty: its sinks decide.
+
+    The deciding sink must take the rows: it alone holds every row that another table may still wait for. Followers
+    need no such table: each gets an epoch with the types that the epoch has.
+    """
+    if has_operators:
+        return "an operator reads it"
+    only_followers = bool(sinks) and all(sink.capabilities.fed_from_outbox for sink in sinks)
+    if deciding not in [sink.name for sink in sinks] and not only_followers:
+        return f"the deciding sink {deciding!r} does not take the rows"
+    return ""
 
 
 # -- what driver and workers exchange -----------------------------------------------------------------

@@ -36,6 +36,7 @@ class Columns:
     # A value that does not fit such a column, or is none of its words (None: any), makes the record bad.
     strict: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()  # constants: the records of an input without a value there are bad
+    may_widen: bool = True  # False: no column of the port ever gets a wider type
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -48,6 +49,7 @@ class Columns:
             "infer_timestamps": self.infer_timestamps,
             "strict": {name: list(words) if words is not None else None for name, words in self.strict.items()},
             "needed": sorted(self.needed),
+            "may_widen": self.may_widen,
         }
 
     @classmethod
@@ -62,6 +64,7 @@ class Columns:
             infer_timestamps=bool(value["infer_timestamps"]),
             strict={n: tuple(words) if words is not None else None for n, words in value.get("strict", {}).items()},
             needed=frozenset(value.get("needed", ())),
+            may_widen=bool(value.get("may_widen", True)),
         )
 
     def find_refusal(self, constants: Mapping[str, str | None]) -> BadReason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 
@@ -32,7 +33,7 @@ def new_names(
     """
     if columns.evolution != "add":
         return {}
-    holds = holds or can_hold
+    holds = holds or partial(can_hold, may_widen=columns.may_widen)
     known = {field.name: field for field in columns.decoded if field.name in columns.frozen}
     taken = {column.name for column in schema.columns}
     found: dict[str, str] = {}
@@ -53,10 +54,10 @@ def new_names(
     return found
 
 
-def can_hold(held: pa.Field, new: pa.Field) -> bool:
-    """Return whether a column, as it is or widened, holds every value of another type."""
+def can_hold(held: pa.Field, new: pa.Field, *, may_widen: bool = True) -> bool:
+    """Return whether a column, as it is or, if it may be, widened, holds every value of another type."""
     old, kind = held.type, new.type
-    if old == kind or is_json(held) or is_wider(old, kind):
+    if old == kind or is_json(held) or (may_widen and is_wider(old, kind)):
         return True
     if pa.types.is_string(old):
         return not (pa.types.is_binary(kind) or pa.types.is_nested(kind))
