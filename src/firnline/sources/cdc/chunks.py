@@ -183,7 +183,7 @@ def find_again(chunk: ChunkRows, window: Iterable[Changes]) -> str:
     for changes in window:
         if _shape(changes.schema) != shape:
             return "the table was changed meanwhile"
-        if has_partial_inserts(changes):
+        if lost_values(changes):
             return "a row moved to another key meanwhile, and the log does not have all of its values"
     return ""
 
@@ -192,13 +192,16 @@ def _shape(schema: TableSchema) -> list[tuple[str, pa.DataType, bool]]:
     return [(column.name, column.type, column.is_key) for column in schema.columns]
 
 
-def has_partial_inserts(changes: Changes) -> bool:
-    """Return whether rows came without all of their values: they moved from another key, which has the rest.
+def lost_values(changes: Changes) -> bool:
+    """Return whether rows moved from another key without all of their values: the row with the old key has the rest.
 
-    If that row was still to be read, no later chunk has it: the snapshot of the table begins again.
+    If that row was still to be read, no later chunk has it: the snapshot of the table begins again. An insert that
+    lacks values is something else: its columns got their defaults, which no row of a chunk has either.
     """
-    inserts = changes.ops == Op.INSERT
-    return any(mask is not None and bool((mask & inserts).any()) for mask in changes.missing)
+    moved = changes.moved
+    if moved is None:
+        return False
+    return any(mask is not None and bool((mask & moved).any()) for mask in changes.missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from firnline.options import FACTS, MISSING, MOVED, OP, names_tables
 from firnline.rescued import Rescued, shorten
 from firnline.sinks.table_rows import COMMON_COLUMNS, SourceTable, mark_table
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, has_partial_inserts, lay_under
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, lay_under, lost_values
 from firnline.sources.cdc.column_names import BEFORE
 from firnline.sources.cdc.evolution import new_names
 from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
@@ -113,7 +113,7 @@ class LogReader(SplitReader):
         outcome.schemas = new_versions({}, versions_of(decoded))
         if silent := silent_changes(decoded):
             outcome.facts[SILENT] = [one.to_json() for one in silent]
-        moved = {changes.schema.table for changes in decoded.changes if has_partial_inserts(changes)}
+        moved = {changes.schema.table for changes in decoded.changes if lost_values(changes)}
         if moved:
             outcome.facts["moved"] = sorted(moved)
         budget.bytes_read += file.size_bytes
