@@ -17,7 +17,8 @@ from firnline.sources.mysql.connect import Dsn, connect, errors_in_words, grant_
 
 _NAMES = (
     "version", "log_bin", "binlog_format", "binlog_row_metadata", "binlog_row_image", "binlog_row_value_options",
-    "binlog_checksum", "gtid_mode", "server_id", "server_uuid",
+    "binlog_checksum", "gtid_mode", "server_id", "server_uuid", "log_slave_updates", "log_replica_updates",
+    "innodb_native_foreign_keys", "lower_case_table_names",
 )  # fmt: skip
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCKING = 1
@@ -27,6 +28,8 @@ LOGS_CASCADES = (9, 6)  # the first version of MySQL whose log has the changes o
 _CASCADE = re.compile(
     r"^ *CONSTRAINT `((?:[^`]|``)+)` FOREIGN KEY .* ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)", re.MULTILINE
 )
+_NO_TABLE = 1146
+_ROWS_ARE_OLD = "Tables that were read before lack changes: read them again with firnline snapshot --table TABLE."
 CONNECT_AGAIN = "The other one stops when this one starts. Give every source of its own a server_id of its own."
 
 
@@ -153,16 +156,108 @@ def _quoted(table: str) -> str:
     return ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
 
 
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Changes of captured tables that a server does not write into its log."""
+
+    what: str
+    hint: str  # what mends it
+    is_cascade: bool = False
+
+
+def find_lacks(db: Any, server: Server, tables: Iterable[str], databases: Iterable[str]) -> list[Lack]:
+    """Return why the log lacks changes of these tables, and of tables that these databases may get.
+
+    Raises:
+        SourceError: the server does not answer.
+    """
+    found = _find_filtered(db, server, databases)
+    setting = "log_slave_updates" if server.is_mariadb else "log_replica_updates"
+    logs_all = server.settings.get(setting, server.settings.get("log_slave_updates", "ON")).upper() in ("ON", "1")
+    if not logs_all and _is_replica(db, server):
+        found.append(
+            Lack(
+                f"server {server.host[0]}:{server.host[1]} is a replica with {setting} = OFF: its log does not have "
+                "the changes that it replicates",
+                f"Write below [mysqld] in the replica's my.cnf: {setting} = ON, then restart it. Or capture the "
+                f"server that it replicates. {_ROWS_ARE_OLD}",
+            )
+        )
+    return found + [cascade_lack(server, f"table {table}: its foreign key {key}") for table, key in
+                    find_cascades(db, server, sorted(tables))]  # fmt: skip
+
+
+def log_filters(db: Any, server: Server) -> dict[str, frozenset[str]]:
+    """Return the filters of the log that are set, binlog_do_db and binlog_ignore_db: the databases that they name."""
+    row = _log_status(db, server)
+    named = {"binlog_do_db": row[2], "binlog_ignore_db": row[3]}
+    return {name: frozenset(str(value).split(",")) for name, value in named.items() if value}
+
+
+def _find_filtered(db: Any, server: Server, databases: Iterable[str]) -> list[Lack]:
+    filters = log_filters(db, server)
+    name = "binlog_do_db" if "binlog_do_db" in filters else "binlog_ignore_db"  # the first makes the other void
+    named = filters.get(name, frozenset())
+    is_out = name == "binlog_ignore_db"
+    way = "Remove" if is_out else f"Remove all {name}, or add"
+    return [
+        Lack(
+            f"{name} of server {server.host[0]}:{server.host[1]} keeps the database {one} out of its log",
+            f"{way} {name} = {one} below [mysqld] in the server's my.cnf, then restart the server. {_ROWS_ARE_OLD}",
+        )
+        for one in sorted(databases)
+        if named and (one in named) is is_out
+    ]
+
+
+def _is_replica(db: Any, server: Server) -> bool:
+    words = "SHOW REPLICA STATUS" if version_of(server) >= (8, 1) else "SHOW SLAVE STATUS"
+    try:
+        return bool(query(db, server.host, "SHOW ALL SLAVES STATUS" if server.is_mariadb else words))
+    except ConfigError:  # a right is missing
+        if not server.is_mariadb:
+            raise
+    # It takes the right SLAVE MONITOR. This takes none, and does not know of a replica that is stopped.
+    rows = query(db, server.host, "SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+    return any(int(value) for _, value in rows)
+
+
+def logs_cascades(server: Server) -> bool:
+    """Return whether the log has the rows that foreign keys change by themselves."""
+    is_native = server.settings.get("innodb_native_foreign_keys", "OFF").upper() in ("ON", "1")
+    return not server.is_mariadb and version_of(server) >= LOGS_CASCADES and not is_native
+
+
+def cascade_lack(server: Server, subject: str) -> Lack:
+    """Return that a foreign key changes rows outside the log; the subject names it."""
+    way, ending = "", "MySQL 9.6 and later log them"
+    if not server.is_mariadb and version_of(server) >= LOGS_CASCADES:
+        way = "Write below [mysqld] in the server's my.cnf: innodb_native_foreign_keys = OFF, then restart it. Or: "
+        ending = "innodb_native_foreign_keys is ON"
+    return Lack(
+        f"{subject} changes rows by itself (ON DELETE or ON UPDATE), and the binary log of this server does not have "
+        f"these changes; {ending}",
+        f"{way}Leave the tables out of `tables`, drop the cascades, or set accept_cascades: true: then these changes "
+        "are missing until `firnline snapshot --table TABLE`.",
+        is_cascade=True,
+    )
+
+
 def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[str, str]]:
     """Return the foreign keys by which the server changes rows of these tables without writing that into its log: the
     table, and the key."""
-    if not server.is_mariadb and version_of(server) >= LOGS_CASCADES:
+    if logs_cascades(server):
         return []
     found = []
-    for table in sorted(tables):
+    for table in tables:
         # The catalogue's list of foreign keys needs more rights than reading the table.
-        text = str(query(db, server.host, f"SHOW CREATE TABLE {_quoted(table)}")[0][1])
-        found += [(table, key) for key in _CASCADE.findall(text)]
+        try:
+            text = str(query(db, server.host, f"SHOW CREATE TABLE {_quoted(table)}")[0][1])
+        except SourceError as error:
+            if getattr(error.__cause__, "args", (0,))[0] != _NO_TABLE:  # it is gone, with its keys
+                raise
+        else:
+            found += [(table, key) for key in _CASCADE.findall(text)]
     return found
 
 
@@ -179,9 +274,13 @@ def log_place(db: Any, server: Server) -> tuple[str, int, str]:
     Raises:
         SourceError: the server does not answer.
     """
-    words = "SHOW MASTER STATUS" if server.is_mariadb or version_of(server) < (8, 2) else "SHOW BINARY LOG STATUS"
-    row = query(db, server.host, words)[0]
+    row = _log_status(db, server)
     return str(row[0]), int(row[1]), "" if server.is_mariadb else str(row[4]).replace("\n", "")
+
+
+def _log_status(db: Any, server: Server) -> tuple[Any, ...]:
+    words = "SHOW MASTER STATUS" if server.is_mariadb or version_of(server) < (8, 2) else "SHOW BINARY LOG STATUS"
+    return query(db, server.host, words)[0]
 
 
 def gtids_at(db: Any, server: Server, file: str, pos: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from firnline.errors import ConfigError, DamagedError
@@ -17,17 +17,21 @@ from firnline.sources.mysql.gtid import GtidSet
 from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.mysql.server import (
     Server,
+    cascade_lack,
     file_created,
-    find_cascades,
     find_columns,
     find_key,
+    find_lacks,
     find_tables,
     gtids_at,
+    log_filters,
+    logs_cascades,
     query,
     read_log,
     read_server,
     setting_remarks,
 )
+from firnline.sources.mysql.statements import makes_cascade
 from firnline.sources.mysql.stream import MySqlStream
 from firnline.sources.mysql.table_reader import MySqlTableReader
 from firnline.types import Json
@@ -87,6 +91,7 @@ class MySqlSource(LogSource):
         with self._connected() as (db, server):
             tables = find_tables(db, server)
             told = self._check_tables(db, server)
+            filters = ", ".join(log_filters(db, server))
         told += [
             f"table {name} does not exist yet, or user {user} may not read it"
             for name in self._tables.names
@@ -94,27 +99,30 @@ class MySqlSource(LogSource):
         ]
         if not told and not any(self._tables.covers(table) for table in tables):
             told.append(f"no table that user {user} may read matches `tables`")
+        if filters:
+            told.append(
+                f"{filters} is set: whether DDL and TRUNCATE are in the log depends on the database in use (USE), "
+                "not on that of the table"
+            )
         return [*told, *setting_remarks(server)]
 
-    def _check_tables(self, db: Any, server: Server) -> list[str]:
-        """Return what the log lacks of captured tables.
+    def _check_tables(self, db: Any, server: Server, ddl: str = "", named: Sequence[str] = ()) -> list[str]:
+        """Return what the log lacks of captured tables, as far as the spec accepts it; `ddl` is a statement of the log,
+        which names tables (none: any).
 
         Raises:
-            ConfigError: cascades change rows outside the log, and the spec does not accept it.
+            ConfigError: the log lacks changes, and the spec does not accept it.
         """
-        captured = [table for table in find_tables(db, server) if self._tables.covers(table)]
-        told = [
-            f"table {table}: its foreign key {key} changes rows by itself (ON DELETE or ON UPDATE), and the binary log "
-            "of this server does not have these changes; MySQL 9.6 and later log them"
-            for table, key in find_cascades(db, server, captured)
-        ]
-        if told and not self._mysql.accept_cascades:
-            raise ConfigError(
-                "; ".join(told),
-                hint="Leave the tables out of `tables`, drop the cascades, or set accept_cascades: true: then these "
-                "changes are missing until `firnline snapshot --table TABLE`.",
-            )
-        return told
+        captured = {table for table in find_tables(db, server) if self._tables.covers(table)}
+        databases = {table.partition(".")[0] for table in (*captured, *self._tables.names)}
+        lacks = find_lacks(db, server, captured.intersection(named) if named else captured, databases)
+        if makes_cascade(ddl) and not lacks and not logs_cascades(server):
+            lacks = [cascade_lack(server, f"a foreign key of the statement {' '.join(ddl.split())[:200]!r}")]
+        refused = [one for one in lacks if not one.is_cascade or not self._mysql.accept_cascades]
+        if refused:
+            hints = dict.fromkeys(one.hint for one in refused)
+            raise ConfigError("; ".join(one.what for one in refused), hint=" ".join(hints))
+        return [one.what for one in lacks]
 
     def find_place(self, place: Json, words: str) -> Json:
         if words == "end":

@@ -69,6 +69,7 @@ _SILENT_CHANGES = tuple(
          "added a column with values: rows from before lack them", _READ),
     )
 )  # fmt: skip
+_MAKES_CASCADE = re.compile(r"\bON\s+(DELETE|UPDATE)\s+(CASCADE|SET\s+(NULL|DEFAULT))\b", re.IGNORECASE)
 _RENAMED_FROM = SilentEffect("gave the rows to another name: they stay here until the table comes again", "replace")
 _RENAMED_TO = SilentEffect("gave the table the rows of another one", "replace")
 _SILENT = frozenset(
@@ -133,6 +134,11 @@ def find_silent(statement: str, tables: Sequence[str]) -> dict[str, SilentEffect
     elif (effect := next((effect for pattern, effect in _SILENT_CHANGES if pattern.search(text)), None)) is not None:
         found = dict.fromkeys(tables, effect)
     return {table: replace(effect, reason=f"{shown!r} {effect.reason}") for table, effect in found.items()}
+
+
+def makes_cascade(statement: str) -> bool:
+    """Return whether DDL makes a foreign key by which the server changes rows by itself."""
+    return bool(_MAKES_CASCADE.search(_LITERAL.sub("''", statement)))
 
 
 def _table(name: str, database: str) -> str:

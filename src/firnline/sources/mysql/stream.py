@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ from firnline.sources.mysql.server import (
     check_server,
     end_place,
     file_created,
+    logs_cascades,
     prepare_dump,
     query,
     read_server,
@@ -80,8 +81,8 @@ class MySqlStream(LogStream):
         heartbeat_seconds: How often the server says that it is alive while nothing happens.
         partial_inserts: Take inserts whose columns the log leaves out (row images MINIMAL and NOBLOB leave out columns
             that got their default): they count as missing. Otherwise such an insert stops the stream.
-        check_tables: Called with a connection and the server when a first reading begins; refuses what cannot be
-            captured.
+        check_tables: Called with a connection, the server and no statement when the stream is opened, and with each
+            DDL statement of a captured table behind which the log may lack changes; refuses what cannot be captured.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class MySqlStream(LogStream):
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         partial_inserts: bool = False,
-        check_tables: Callable[[Any, Server], object] = lambda _db, _server: None,
+        check_tables: Callable[[Any, Server, str, Sequence[str]], object] = lambda *_: None,
     ) -> None:
         self._dsn = Dsn.parse(dsn)
         self._is_captured = is_captured
@@ -145,7 +146,7 @@ class MySqlStream(LogStream):
         try:
             server = read_server(db, host)
             check_server(db, server, self._dsn.user, self._server_id)
-            self._check_tables(db, server)
+            self._check_tables(db, server, "", ())
         finally:
             db.close()
         return self.end_position()
@@ -160,6 +161,7 @@ class MySqlStream(LogStream):
         try:
             server = self._server = read_server(db, self._host)
             check_server(db, server, self._dsn.user, self._server_id)
+            self._check_tables(db, server, "", ())
             place: Any = position
             self._begin(db, server, place)
         except BaseException:
@@ -590,9 +592,22 @@ class MySqlStream(LogStream):
             raise self._stop(header, f"{text.statement[:120]!r}: rows were changed by a statement, not by row events",
                              _STATEMENT_HINT)  # fmt: skip
         if kind in (Kind.TRUNCATE, Kind.DDL) and self._concerns_us(statement):
+            self._check_ddl(text.statement, statement)
             self._emit(frame)
         if kind is Kind.ROLLBACK or not self._is_begun or (kind is Kind.XA and not self._is_xa):
             self._finish(header, frame)
+
+    def _check_ddl(self, text: str, statement: Statement) -> None:
+        """Refuse DDL by which rows change outside the log."""
+        server = self._server
+        assert server is not None
+        if statement.kind is not Kind.DDL or self._is_skipped or logs_cascades(server):
+            return
+        db = connect(self._dsn, server.host)
+        try:
+            self._check_tables(db, server, text, statement.tables)
+        finally:
+            db.close()
 
     def _concerns_us(self, statement: Statement) -> bool:
         return not statement.tables or any(self._is_captured(table) for table in statement.tables)
