@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from firnline.errors import LedgerHoleError
+from firnline.cli.dry_run_preview import preview
+from firnline.errors import ConfigError, LedgerHoleError
 from firnline.history.edits.ledger_repair import LedgerRepair
 from firnline.history.edits.rollback import Rollback
 from firnline.history.status import load_status
@@ -148,3 +149,15 @@ def test_rows_that_wait_for_a_sink_outlast_a_run_without_it(
         assert run_once(options).exit_code == 0
     assert table_ids(tmp_path / "copy") == told
     assert "was added to a pipeline that has history" in failing(options)  # it was not there for the fifth epoch
+
+
+def test_dry_run_refuses_a_new_sink_as_a_run_does(
+    make_options: MakeOptions, sample: SampleInput, tmp_path: Path
+) -> None:
+    sample.add("a0.json", 3)
+    options = make_options()
+    run_to_end(options)
+    options = replace(options, sinks=(*options.sinks, DeltaSinkOptions("more", str(tmp_path / "more"))))
+    assert run_once(options).error_code == "config"
+    with pytest.raises(ConfigError, match="was added to a pipeline that has history"):
+        preview(open_pipeline(options))

@@ -42,6 +42,7 @@ from firnline.names import HOME, OWN_FILE
 from firnline.options import PipelineOptions, SinkOptions, names_tables
 from firnline.process import has_exited
 from firnline.run.fill import check_new, describe_fill, find_new
+from firnline.run.joining import check_new_sinks
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, Sink
 from firnline.sources.base import Limits, Source, SourcePlan, Split
@@ -351,6 +352,7 @@ def _check_sinks(findings: _Findings) -> dict[str, Head]:
             if sink.required:
                 raise _naming(sink, error) from error
             findings.warnings.append(f"the optional sink {sink.name} cannot be used, its rows would wait: {error}")
+    check_new_sinks(pipeline, findings.head.entry, {name: head.epoch for name, head in heads.items()})
     return heads
 
 

@@ -96,8 +96,10 @@ def settled_epoch(sink: Sink) -> int | None:
 def new_sink_error(name: str) -> ConfigError:
     """Return the error for a sink that lacks the epochs from before it was added."""
     return ConfigError(
-        f"sink {name!r} was added to a pipeline that has history, which this version cannot replay",
-        hint="Give the pipeline a new name, or take the sink out of the spec.",
+        f"sink {name!r}, a Delta table that is not fed from the outbox, was added to a pipeline that has history; what "
+        "was before cannot be replayed into it",
+        hint="Give it a pipeline of its own (another `name`, the same source). Tables of a database that come later go "
+        "into one sink with a template: table: lake/{table}, input: SOURCE.*",
     )
 
 
