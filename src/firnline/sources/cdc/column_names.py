@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from firnline.options import FACTS, MISSING, MOVED, OP
@@ -9,28 +10,35 @@ from firnline.schema import BAD_NAME_CHARACTERS, is_column_name_ok
 
 BEFORE = "_before"
 _ADDED = frozenset((OP, MISSING, MOVED, BEFORE, *FACTS))  # columns of change rows that no table has
-_TO_UNDERSCORES = str.maketrans(dict.fromkeys(BAD_NAME_CHARACTERS, "_"))
+_ESCAPED = re.compile("~[0-9A-F]{2}")
 
 
 def column_names(names: Sequence[str]) -> list[str]:
     """Return the names that the columns of a table get here: their own, if tables of Delta may have them.
 
-    Characters that they must not have become `_`. A name that is taken gets `_` at its end: by a column of change rows,
-    by another column, or by one that differs in upper and lower case only. The result for names that fit is the same
-    names.
+    Characters that they must not have are written as `~` and two hex digits, and so is the first character of a name
+    that a column of change rows has, and every character of one that differs from an earlier column in upper and lower
+    case only. A name does not depend on columns that come behind it, so that it stays when they are added.
     """
-    fitting = {number for number, name in enumerate(names) if is_column_name_ok(name) and name not in _ADDED}
     taken: set[str] = set()
-    found = list(names)
-    for number in sorted(range(len(names)), key=lambda number: number not in fitting):
-        name = names[number].translate(_TO_UNDERSCORES)
-        if not is_column_name_ok(name):
-            name = f"column{name}"  # empty, or a prefix that is kept for Firnline
-        while name in _ADDED or name.lower() in taken:
-            name += "_"
-        taken.add(name.lower())
-        found[number] = name
+    found = []
+    for name in names:
+        here = _fit(name)
+        if here.lower() in taken:
+            here = _escape(name)
+        taken.add(here.lower())
+        found.append(here)
     return found
+
+
+def _fit(name: str) -> str:
+    here = _ESCAPED.sub(lambda found: _escape("~") + found[0][1:], name)
+    here = "".join(_escape(one) if one in BAD_NAME_CHARACTERS else one for one in here)
+    return here if is_column_name_ok(here) and here not in _ADDED else _escape(here[:1]) + here[1:]
+
+
+def _escape(text: str) -> str:
+    return "".join(f"~{byte:02X}" for byte in text.encode()) or "~"
 
 
 def names_here(some: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:

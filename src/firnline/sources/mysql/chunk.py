@@ -52,9 +52,9 @@ def layout_of(code: int) -> int:
 def pack_context(table: Table, content: bytes, rows: int) -> bytes:
     """Return the context of a chunk."""
     columns = [
-        [column.name, one.code, one.meta, one.precision, one.scale, one.is_unsigned, one.charset, list(one.names),
+        [name, one.code, one.meta, one.precision, one.scale, one.is_unsigned, one.charset, list(one.names),
          one.size, column.is_key]
-        for column, one in zip(table.schema.columns, table.types, strict=True)
+        for name, column, one in zip(table.names, table.schema.columns, table.types, strict=True)
     ]  # fmt: skip
     value = {
         "format": FORMAT, "table": table.schema.table, "columns": columns, "rows": rows, "bytes": len(content),

@@ -45,7 +45,6 @@ class Definition:
     words: tuple[str, ...]  # of every column: the first word of its type, for the server's own types
     index: str  # by which rows are read; empty: there is none that names a row
     order: tuple[int, ...]  # the columns of the index, in its order
-    names: tuple[str, ...]  # of every column, as the server has it
     collations: tuple[str, ...]  # of every column: its type and its collation, as the catalogue writes them
 
     @property
@@ -57,22 +56,22 @@ class Definition:
         """Return what SELECT asks for."""
         return ", ".join(
             _expression(name, one, word)
-            for name, one, word in zip(self.names, self.table.types, self.words, strict=True)
+            for name, one, word in zip(self.table.names, self.table.types, self.words, strict=True)
         )
 
     def describe_order(self) -> Json:
         """Return what gives rows their order."""
-        return [[self.names[c], self.collations[c]] for c in self.order]
+        return [[self.table.names[c], self.collations[c]] for c in self.order]
 
     def order_by(self) -> str:
         """Return the columns of the index for ORDER BY."""
-        return ", ".join(quoted(self.names[c]) for c in self.order)
+        return ", ".join(quoted(self.table.names[c]) for c in self.order)
 
     def behind(self, key: Json) -> str:
         """Return the condition for rows behind a key, in a form for which the server uses the index."""
         same, parts = list[str](), list[str]()
         for c, value in zip(self.order, key, strict=True):
-            name, one, word = quoted(self.names[c]), self.table.types[c], self.words[c]
+            name, one, word = quoted(self.table.names[c]), self.table.types[c], self.words[c]
             if one.code == tables.ENUM and value:  # of numbers, the server would not use the index
                 is_same, is_greater = f"{name} = {_enum(one, value)}", _is_behind_enum(name, one, value)
             else:
@@ -117,9 +116,7 @@ def read_definition(db: Any, server: Server, table: str) -> Definition:
             virtual.add(str(name))
     index, order = _find_index(db, server, table, virtual)
     numbers = tuple(names.index(name) for name in order)
-    return Definition(
-        make_table(table, names, types, numbers), tuple(words), index, numbers, tuple(names), tuple(collations)
-    )
+    return Definition(make_table(table, names, types, numbers), tuple(words), index, numbers, tuple(collations))
 
 
 def _find_index(db: Any, server: Server, table: str, virtual: set[str]) -> tuple[str, list[str]]:

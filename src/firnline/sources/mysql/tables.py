@@ -87,6 +87,7 @@ class Table:
     layout: npt.NDArray[np.int64]  # of every column: bytes of its length, or of its value
     is_key: npt.NDArray[np.uint8]
     warnings: tuple[str, ...]
+    names: tuple[str, ...]  # of the columns, as the server has them
 
 
 def read_table(body: memoryview, is_mariadb: bool) -> Table:
@@ -144,7 +145,7 @@ def make_table(table: str, names: Sequence[str], types: Sequence[TypeOf], keys: 
         raise ValueError(f"table {table} has two columns of one name")
     layout = np.array([(one.prefix, one.size) for one in types], np.int64).reshape(len(types), 2)
     is_key = np.array([number in keys for number in range(len(types))], np.uint8)
-    return Table(TableSchema(table, tuple(columns)), tuple(types), layout, is_key, tuple(warnings))
+    return Table(TableSchema(table, tuple(columns)), tuple(types), layout, is_key, tuple(warnings), tuple(names))
 
 
 def _text(body: memoryview, at: int) -> tuple[str, int]:
