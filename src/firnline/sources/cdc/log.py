@@ -216,6 +216,11 @@ class TableReader(ABC):
         """Return what the snapshot of a table's first chunk must see: every transaction that the log has up to
         `place`, and every one that may have changed a table before `prepare` took effect."""
 
+    def later_barrier(self, place: Json) -> Json:
+        """Return what the snapshots of later chunks must see: every transaction that the log has up to `place`. None if
+        every later snapshot sees it anyway: only one server is read."""
+        return None
+
     @abstractmethod
     def find_seen(self) -> Json | None:
         """Return, as `Chunk.sees`, which transactions every later snapshot surely sees; None if the server does not

@@ -661,7 +661,7 @@ class SnapshotTaker:
         state = cursor.state
         if state.after is None and not cursor.has_barrier:
             cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
-        barrier = cursor.barrier if state.after is None else None
+        barrier = cursor.barrier if state.after is None else self._reader.later_barrier(position.place)
         try:
             chunk = self._reader.read_chunk(
                 table, state.after, CHUNK_ROWS, order=state.order, barrier=barrier, where=state.where

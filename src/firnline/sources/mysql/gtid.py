@@ -177,6 +177,10 @@ class GtidList:
         """Return whether every domain is as far as in `other`."""
         return all(self.number(domain) >= _number(gtid) for domain, gtid in other._last.items())
 
+    def minus(self, other: GtidList) -> GtidList:
+        """Return the domains in which `other` is not as far."""
+        return GtidList({d: gtid for d, gtid in self._last.items() if other.number(d) < _number(gtid)})
+
     def set(self, domain: int, gtid: str) -> None:
         """Take this as the last transaction of its domain."""
         self._last[domain] = gtid

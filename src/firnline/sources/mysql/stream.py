@@ -23,6 +23,7 @@ the same one.
 
 from __future__ import annotations
 
+import math
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,7 @@ import zstandard
 from isal import isal_zlib
 
 from firnline.clock import monotonic
-from firnline.errors import SourceError, SourceGapError
+from firnline.errors import ConfigError, SourceError, SourceGapError
 from firnline.sources.cdc.frames import Frames
 from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece
 from firnline.sources.mysql import events as ev
@@ -51,6 +52,7 @@ from firnline.sources.mysql.server import (
     check_server,
     end_place,
     file_created,
+    logged_gtids,
     logs_cascades,
     prepare_dump,
     query,
@@ -65,6 +67,7 @@ HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0  # without any byte, heartbeats included, the connection counts as lost
 ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
+FOREIGN_SECONDS = 20.0  # for transactions of another server to come before it is asked whether they will
 PASSED_BYTES = 1 << 20  # of rows that are not needed, passed over at once
 EVENTS_AT_ONCE = 1024  # of rows, in one call of compiled code
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
@@ -127,6 +130,7 @@ class MySqlStream(LogStream):
         self._at_cut: tuple[str, int, bytes] | None = None  # file, position and format of the last cut
         self._reached: tuple[int, int] | None = None  # the last cut, or where the stream was opened; on this server
         self._passed = 0  # bytes of the log since the last cut or idle position
+        self._awaited: dict[str, float] = {}  # by GTIDs for which somebody waits: since when
         self._named = ("", -1)  # file and high part of the position that frames have told
         self._end_transaction()
 
@@ -201,11 +205,39 @@ class MySqlStream(LogStream):
     def has_reached(self, end: Json) -> bool:
         if self._gtid is not None or self._expected is not None:
             return False
+        words = end["gtid_set"] or ""
         if isinstance(self._gtids, GtidList):  # MariaDB: a server has no UUID by which to know it
-            return self._gtids.contains(GtidList.parse(end["gtid_set"] or ""))
-        if self._server is not None and end["server_uuid"] == self._server.uuid:
+            is_reached = self._gtids.contains(GtidList.parse(words))
+        elif self._server is not None and end["server_uuid"] == self._server.uuid:
             return ev.place_order(self._file, self._pos) >= ev.place_order(end["file"], end["pos"])
-        return isinstance(self._gtids, GtidSet) and self._gtids.contains(GtidSet.parse(end["gtid_set"] or ""))
+        else:
+            is_reached = isinstance(self._gtids, GtidSet) and self._gtids.contains(GtidSet.parse(words))
+        if is_reached:
+            self._awaited.pop(words, None)
+        elif monotonic() - self._awaited.setdefault(words, monotonic()) >= FOREIGN_SECONDS:
+            self._check_end(words)
+        return is_reached
+
+    def _check_end(self, words: str) -> None:
+        """Refuse to wait for transactions that another server has, and the one whose log is read has not."""
+        server = self._server
+        assert server is not None
+        db = connect(self._dsn, server.host)
+        try:
+            if server.is_mariadb:
+                lacking = str(GtidList.parse(words).minus(GtidList.parse(logged_gtids(db, server))))
+            else:
+                executed = query(db, server.host, "SELECT @@GLOBAL.gtid_executed")[0][0]
+                lacking = str(GtidSet.parse(words).minus(GtidSet.parse(str(executed))))
+        finally:
+            db.close()
+        if lacking:
+            raise ConfigError(
+                f"tables were read from another host of dsn than the log, which has the transactions {lacking}; server "
+                f"{_at(server)}, whose log is read, does not have them",
+                hint="Take that host out of dsn: it has transactions of its own. Then run again.",
+            )
+        self._awaited[words] = math.inf  # they will come
 
     def idle_position(self) -> Json | None:
         is_behind = self._reached is None or ev.place_order(self._file, self._pos) > self._reached

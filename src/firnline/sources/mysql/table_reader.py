@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError, SourceError
 from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
 from firnline.sources.mysql import chunk as chunks
@@ -42,6 +43,7 @@ from firnline.types import Json
 logger = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
+BEHIND_SECONDS = 20.0  # for a server to show what was read of the log; then another one is tried
 LOCK_SECONDS = 2  # to wait for a table lock, while others may wait behind it
 ATTEMPTS = 5  # of a chunk whose table is changed while it is read
 SYSTEM_DATABASES = frozenset({"mysql", "sys", "information_schema", "performance_schema"})
@@ -73,6 +75,7 @@ class MySqlTableReader(TableReader):
         self._rows: Any = None
         self._row_reader: RowReader | None = None
         self._seen: Json = None  # what the last snapshot saw
+        self._behind_since: float | None = None  # the server does not show what it must since then
         self._fitting: dict[str, int] = {}  # rows of a table that fit into a chunk, where not all did
 
     # -- the contract --
@@ -101,6 +104,10 @@ class MySqlTableReader(TableReader):
 
     def barrier(self, place: Json) -> Json:
         return {name: place[name] for name in ("kind", "gtid_set", "file", "pos", "server_uuid")}
+
+    def later_barrier(self, place: Json) -> Json:
+        """The same: a later chunk may come from another host of dsn, which is behind."""
+        return self.barrier(place)
 
     def find_seen(self) -> Json | None:
         control, server = self._connected()
@@ -136,6 +143,7 @@ class MySqlTableReader(TableReader):
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
+        self._behind_since = None
         self._close_rows()
         control, self._control = self._control, None
         if control is not None:
@@ -185,7 +193,9 @@ class MySqlTableReader(TableReader):
         self._check_seen(server, snapshot)
         if barrier is not None and not chunks.covers(snapshot, barrier):
             query(db, server.host, "ROLLBACK")
+            self._check_behind(server)
             return None
+        self._behind_since = None
         with _errors_of(table, where):
             # From here on to the end of the transaction the table keeps its definition.
             query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
@@ -217,10 +227,14 @@ class MySqlTableReader(TableReader):
 
     def _check_seen(self, server: Server, snapshot: Json) -> None:
         if self._seen is not None and not chunks.covers(snapshot, self._seen):
-            raise SourceError(
-                f"server {server.host[0]}:{server.host[1]} has not yet what another one had before",
-                hint="The server is behind. Wait until it has caught up, then run again.",
-            )
+            raise _behind(server, "another one had before")
+
+    def _check_behind(self, server: Server) -> None:
+        """Wait for a server that does not show what was read of the log: a moment for a commit, not for a replica."""
+        if self._behind_since is None:
+            self._behind_since = monotonic()
+        if monotonic() - self._behind_since >= BEHIND_SECONDS:
+            raise _behind(server, "was read of the log")
 
     def _begin(self, control: Any, db: Any, server: Server, table: str, barrier: Json) -> Json:
         """Begin a transaction with a snapshot; return what it surely sees."""
@@ -254,6 +268,13 @@ class MySqlTableReader(TableReader):
                 hint=f'Leave it out: tables: ["!{table}"].',
             )
         return definition
+
+
+def _behind(server: Server, what: str) -> SourceError:
+    return SourceError(
+        f"server {server.host[0]}:{server.host[1]} has not yet what {what}",
+        hint="The server is behind. Wait until it has caught up, then run again.",
+    )
 
 
 def _statement(table: str, definition: Definition, after: Json, limit: int, where: str) -> str:
