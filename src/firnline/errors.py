@@ -309,7 +309,8 @@ class SourceGapError(SourceError):
     retryable = False
     exit_code = 1
     default_hint = (
-        "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap."
+        "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap. Of a "
+        "captured database: run once with --resnapshot TABLE for every table, or with --accept-gap."
     )
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
+from firnline.history.edits.sinks import SinkEdit
 from firnline.options import FollowerOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta.options import DeltaPartsOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
 from firnline.sinks.redis.options import RedisSinkOptions
 from tests.support.captured import ORDERS, captured, delta_rows, execute, query
@@ -313,3 +315,20 @@ def test_random_changes_leave_the_rows_of_the_database(
             wanted = [{n: str(v) for n, v in zip(names, row, strict=True) if v is not None} for row in rows]
             held = hashes(redis_server, "fields:*")
             assert [held[key] for key in sorted(held)] == wanted
+
+
+def test_a_resync_gives_other_tables_no_columns(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, ORDERS, "CREATE TABLE lines (id int PRIMARY KEY, other text)")
+    execute(postgres, "INSERT INTO orders VALUES (1, 1, 'x')", "INSERT INTO lines VALUES (1, 'y')")
+    options = captured(postgres, tmp_path, tables=("orders", "lines"))
+    sinks = (
+        DeltaSinkOptions("orders", str(tmp_path / "orders"), input="db.orders", write="upsert"),
+        DeltaSinkOptions("lines", str(tmp_path / "lines"), input="db.lines", write="upsert"),
+        PostgresSinkOptions("mirror", postgres, "lake.mirror", input="db.orders", write="upsert", required=False),
+    )
+    options = replace(options, sinks=sinks)
+    run_to_end(options)
+    SinkEdit(open_pipeline(options), "resync", "mirror", "orders").perform("person")
+    run_to_end(options)
+    assert [field.name for field in DeltaTable(tmp_path / "lines").schema().fields] == ["_rescued_data", "id", "other"]
+    assert query(postgres, "SELECT id, note FROM lake.mirror") == [(1, "x")]

@@ -28,7 +28,7 @@ from firnline.graph import find_source, sink_input
 from firnline.names import rerun_folder
 from firnline.options import OP, SEQUENCE, FollowerOptions, PipelineOptions
 from firnline.run.commits import entry_commit, name_in
-from firnline.run.joining import TRIES, committed_columns, edit_checkpoint
+from firnline.run.joining import TRIES, committed_columns, edit_checkpoint, no_columns
 from firnline.run.made_rows import FilledEpoch, FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.progress import Progress
@@ -196,6 +196,7 @@ def _entry(
         inputs={},
         staged={sink.name: [] for sink in pipeline.sinks},
         schema=committed_columns(pipeline),
+        schemas=no_columns(pipeline),
         shapes={sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())},
         epoch_time=checkpoint.created_at if pipeline.options.operators else "",
     )

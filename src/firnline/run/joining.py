@@ -77,6 +77,11 @@ def committed_columns(pipeline: OpenPipeline) -> list[dict[str, Json]]:
     return schema_to_json(pipeline.deciding.find_committed_schema() or pa.schema([]))
 
 
+def no_columns(pipeline: OpenPipeline) -> dict[str, list[dict[str, Json]]]:
+    """Return the columns that an epoch without rows of their own gives the sinks which do not decide: none."""
+    return {sink.name: [] for sink in pipeline.sinks if sink is not pipeline.deciding}
+
+
 def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
     """Return the effect of a history edit on the rows of a sink that holds epoch `holds`.
 

@@ -285,10 +285,10 @@ def _without_tags(loc: KeyPath, root: type[BaseModel]) -> KeyPath:
 
 
 def _words_at(path: KeyPath, root: type[BaseModel]) -> tuple[str, ...]:
-    """Return the words that a key takes, or an entry of a mapping."""
-    mapping = _keys(_model_at(path[:-2], root)).get(str(path[-2])) if len(path) > 1 else None
-    if get_origin(mapping) is dict:
-        return get_args(get_args(mapping)[1])
+    """Return the words that a key takes, or an entry of a mapping or a list."""
+    several = _keys(_model_at(path[:-2], root)).get(str(path[-2])) if len(path) > 1 else None
+    if get_origin(several) in (dict, tuple):
+        return get_args(get_args(several)[1 if get_origin(several) is dict else 0])
     return get_args(_keys(_model_at(path[:-1], root))[str(path[-1])])
 
 

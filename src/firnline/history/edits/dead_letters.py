@@ -22,7 +22,7 @@ from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
 from firnline.run.edits import perform_edit
 from firnline.run.fill import stage_rows
-from firnline.run.joining import committed_columns, edit_checkpoint
+from firnline.run.joining import committed_columns, edit_checkpoint, no_columns
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
@@ -159,7 +159,7 @@ class LetterEdit:
         )
         known = known_by_spec(pipeline, known_sinks(head.checkpoint))
         staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
-        schemas: dict[str, list[dict[str, Json]]] = {}
+        schemas = no_columns(pipeline)
         shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
         after: dict[str, KnownSink] = {}
         for sink, files in found.items():

@@ -17,7 +17,7 @@ from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
 from firnline.run.edits import perform_edit
 from firnline.run.fill import find_copied, stage_copy
-from firnline.run.joining import committed_columns, edit_checkpoint
+from firnline.run.joining import committed_columns, edit_checkpoint, no_columns
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
 from firnline.sinks.base import Head, Sink
@@ -147,7 +147,7 @@ class SinkEdit:
         )
         known = {name: one.to_json() for name, one in known_sinks(head.checkpoint).items() if name != self._name}
         staged: dict[str, list[dict[str, Json]]] = {sink.name: [] for sink in pipeline.sinks}
-        schemas: dict[str, list[dict[str, Json]]] = {}
+        schemas = no_columns(pipeline)
         shapes = {sink.name: shape for sink in pipeline.sinks if (shape := sink.shape())}
         before = replace(self._find_known(head), set_aside="", filled_from="", filled_since=0)
         if self._action == "resume":
