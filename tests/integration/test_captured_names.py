@@ -11,7 +11,7 @@ from firnline.options import PipelineOptions
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.mysql.options import MySqlSourceOptions
-from tests.support.captured import captured, delta_rows, execute, query
+from tests.support.captured import ORDERS, captured, delta_rows, execute, query
 from tests.support.mysql import BinlogServer
 from tests.support.pipelines import run_to_end
 
@@ -77,3 +77,15 @@ def test_names_of_a_binlog(binlog_server: BinlogServer, tmp_path: Path) -> None:
     run_to_end(options)
     here = ("Order~20Id", "Line~20No", "Total~20~28net~29", "~5Fop")
     assert delta_rows(folder / "current", *here) == sorted(map(tuple, server.run(f"SELECT {columns} FROM shop.lines")))
+
+
+def test_the_first_columns_of_a_table_are_no_warning(
+    postgres: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(postgres, ORDERS, "INSERT INTO orders VALUES (1, 1, 'x')")
+    options = captured(postgres, tmp_path)
+    run_to_end(options)
+    execute(postgres, "ALTER TABLE orders ADD COLUMN more int", "INSERT INTO orders VALUES (2, 2, 'y', 2)")
+    run_to_end(options)
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING" and "added" in one.getMessage()]
+    assert told == ["added column more (int32)"] * 2

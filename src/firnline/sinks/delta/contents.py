@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from firnline.errors import SchemaError
-from firnline.schema import type_to_text, widen, wider_columns
+from firnline.options import LINEAGE
+from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.delta.stage import partition_text
 from firnline.storage import Storage
 
@@ -142,7 +143,8 @@ def changed_columns(table: pa.Schema, wanted: pa.Schema) -> dict[str, pa.DataTyp
 
 
 def log_added(uri: str, before: pa.Schema, added: Sequence[pa.Field], epoch: int | None) -> None:
-    """Log the columns that were added to a table."""
+    """Log the columns that were added to a table; the first ones are no reason for a warning."""
+    level = logging.INFO if set(before.names) <= {RESCUED_COLUMN, *LINEAGE} else logging.WARNING
     facts = {"table": uri} if epoch is None else {"table": uri, "epoch": epoch}
     for field in added:
         what = "added column" if before.get_field_index(field.name) < 0 else "added fields to column"
@@ -150,7 +152,7 @@ def log_added(uri: str, before: pa.Schema, added: Sequence[pa.Field], epoch: int
             kind = type_to_text(field)
         except ValueError:  # from a foreign unit: a type that Firnline itself does not write
             kind = str(field.type)
-        logger.warning("%s %s (%s)", what, field.name, kind, extra=facts)
+        logger.log(level, "%s %s (%s)", what, field.name, kind, extra=facts)
 
 
 def _fits(table: pa.DataType, wanted: pa.DataType, path: str) -> bool:
