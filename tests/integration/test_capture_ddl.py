@@ -18,7 +18,10 @@ from firnline.history.status import load_status
 from firnline.options import PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.cdc.chunks import SnapshotBegin
 from firnline.sources.cdc.snapshots import SnapshotTaker
+from firnline.sources.cdc.source import LogSource
+from firnline.sources.cdc.spool import SpoolFile
 from firnline.sources.mysql.statements import classify, find_silent
 from firnline.spec.build import build_options
 from firnline.spec.loading import load_spec
@@ -27,7 +30,7 @@ from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
 from tests.integration.test_mysql_source import captured as captured_binlog
 from tests.support.captured import ORDERS, captured, delta_rows, execute, history, position, query
 from tests.support.mysql import BinlogServer
-from tests.support.pipelines import run_once, run_to_end
+from tests.support.pipelines import run_once, run_to_end, run_until_epoch
 
 
 class Database:
@@ -332,6 +335,41 @@ def test_rows_of_whole_partitions_are_taken_away(mysql: BinlogServer, tmp_path: 
     database.run("ALTER TABLE orders TRUNCATE PARTITION p1")
     run_to_end(options)
     assert delta_rows(tmp_path / "current", "id") == [(1,)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rows_of_a_partition_are_taken_away_in_the_epoch_that_begins_a_snapshot(
+    binlog_server: BinlogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """The snapshot, the first one or one that somebody asked for, does not empty the table: another one does."""
+    database = Database(binlog_server, tmp_path)
+    options = database.with_source(on_ddl="resnapshot")
+    database.run("ALTER TABLE orders PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), "
+                 "PARTITION p1 VALUES LESS THAN (20))", "INSERT INTO orders VALUES (1, 1, 'a')")  # fmt: skip
+    if is_first:
+        run_until_epoch(options, 1)  # it says where the log begins
+    else:
+        run_to_end(options)
+        pipeline = open_pipeline(options)
+        owner, name = find_table(pipeline, "orders")
+        pipeline.requests.ask_snapshot(name, owner, where="", empties=False, ids=pipeline.ids)
+    choose, together = LogSource._choose, list[bool]()
+
+    def choose_both(self: LogSource, *args: Any, **settings: Any) -> list[Any]:
+        """Choose nothing until one epoch can begin the snapshot and have the statement."""
+        has_all = args[0].has_all_until(self._until)
+        chosen = choose(self, *args, **settings)
+        if has_all and {SnapshotBegin, SpoolFile} <= {type(one) for one in chosen}:
+            together.append(True)
+        return chosen if together else []
+
+    monkeypatch.setattr(LogSource, "_choose", choose_both)
+    database.transact("INSERT INTO orders VALUES (11, 1, 'b')", "INSERT INTO orders VALUES (12, 1, 'c')")
+    database.run("ALTER TABLE orders DROP PARTITION p1")
+    run_to_end(options)
+    assert together
+    assert delta_rows(tmp_path / "current", "id") == [(1,)]
+    assert silent(options) == []
 
 
 def test_a_table_without_a_key_is_not_read_again(
