@@ -14,8 +14,8 @@ from firnline.errors import ConfigError
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sources.mysql.options import MySqlSourceOptions
-from tests.integration.test_mysql_source import ORDERS, captured
-from tests.support.captured import Capturing, delta_rows, wait_until
+from tests.integration.test_mysql_source import ORDERS, captured, check_current
+from tests.support.captured import Capturing, delta_rows, position, wait_until
 from tests.support.mariadb import find_program, running_mariadb
 from tests.support.mysql import PASSWORD, BinlogServer, find_mysqld, running_mysql
 from tests.support.pipelines import run_once, run_to_end
@@ -73,6 +73,32 @@ def test_filters_of_the_log(running: Running, tmp_path: Path) -> None:
         assert "or add binlog_do_db = shop below [mysqld]" in refusal(options)
         assert "binlog_do_db = later" in refusal(with_source(options, tables=("later.orders",)))
         assert delta_rows(tmp_path / "current", "id") == [(1,)]
+
+
+def test_a_database_with_a_dot(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    """Its tables cannot be told from those of other databases. A table may have a dot in its name."""
+    binlog_server.run("CREATE DATABASE `my.shop`", ORDERS.replace("shop.", "`my.shop`."))
+    binlog_server.run("CREATE DATABASE shop", ORDERS, ORDERS.replace("orders", "`my.orders`"))
+    options = captured(binlog_server, tmp_path)
+    for tables in (("my.shop.orders", "orders"), ("*.*",)):
+        assert "my.shop.orders: a database with a dot" in refusal(with_source(options, tables=tables))
+    binlog_server.run("INSERT INTO shop.orders VALUES (1, 1, '')", "INSERT INTO shop.`my.orders` VALUES (2, 2, '')")
+    run_to_end(with_source(options, tables=("*.*", "!my.shop.*")))
+    check_current(binlog_server, tmp_path)
+    assert sorted(position(options).snapshots) == ["shop.my.orders", "shop.orders"]
+
+
+@pytest.mark.mariadb
+def test_names_in_another_case(tmp_path: Path) -> None:
+    if find_program("mariadbd") is None:
+        pytest.skip("there is no MariaDB server")
+    with running_mariadb("--lower-case-table-names=1") as server:
+        server.run("CREATE DATABASE Shop", ORDERS, "INSERT INTO shop.Orders VALUES (1, 1, '')")
+        options = captured(server, tmp_path)
+        for tables in (("orders", "Orders"), ("*", "!Orders")):
+            assert "shop.orders" in refusal(with_source(options, tables=tables))
+        run_to_end(options)
+        check_current(server, tmp_path)
 
 
 @pytest.mark.mariadb

@@ -141,6 +141,17 @@ def find_tables(db: Any, server: Server) -> set[str]:
     return {f"{schema}.{name}" for schema, name in rows}
 
 
+def find_dotted(db: Any, server: Server) -> list[str]:
+    """Return the tables whose database has a dot in its name: as `database.table`, nobody knows where the one ends and
+    the other begins."""
+    rows = query(
+        db,
+        server.host,
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA LIKE '%.%' ORDER BY 1, 2",
+    )
+    return [f"{schema}.{name}" for schema, name in rows]
+
+
 def find_key(db: Any, server: Server, table: str) -> tuple[str, ...]:
     """Return the columns of a table's primary key, in its order; none if it has no such key."""
     rows = query(db, server.host, f"SHOW INDEX FROM {_quoted(table)} WHERE Key_name = 'PRIMARY'")

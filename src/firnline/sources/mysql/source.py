@@ -20,6 +20,7 @@ from firnline.sources.mysql.server import (
     cascade_lack,
     file_created,
     find_columns,
+    find_dotted,
     find_key,
     find_lacks,
     find_tables,
@@ -113,6 +114,7 @@ class MySqlSource(LogSource):
         Raises:
             ConfigError: the log lacks changes, and the spec does not accept it.
         """
+        self._check_names(db, server)
         captured = {table for table in find_tables(db, server) if self._tables.covers(table)}
         databases = {table.partition(".")[0] for table in (*captured, *self._tables.names)}
         lacks = find_lacks(db, server, captured.intersection(named) if named else captured, databases)
@@ -123,6 +125,22 @@ class MySqlSource(LogSource):
             hints = dict.fromkeys(one.hint for one in refused)
             raise ConfigError("; ".join(one.what for one in refused), hint=" ".join(hints))
         return [one.what for one in lacks]
+
+    def _check_names(self, db: Any, server: Server) -> None:
+        """Refuse names in `tables` that match no table, and tables whose names cannot be told apart."""
+        patterns = [one for one in self._tables.patterns if one != one.lower()]
+        if patterns and server.settings.get("lower_case_table_names") == "1":
+            raise ConfigError(
+                f"server {server.host[0]}:{server.host[1]} has lower_case_table_names = 1: all its names are in lower "
+                f"case, and {', '.join(patterns)} matches none",
+                hint="Write the names in `tables`, and the database in dsn, in lower case: "
+                f"{', '.join(one.lower() for one in patterns)}.",
+            )
+        if tables := [one for one in find_dotted(db, server) if self._tables.covers(one)]:
+            raise ConfigError(
+                f"{', '.join(tables)}: a database with a dot in its name cannot be captured",
+                hint="Leave it out of `tables`, or move its tables to a database without a dot: RENAME TABLE.",
+            )
 
     def find_place(self, place: Json, words: str) -> Json:
         if words == "end":
