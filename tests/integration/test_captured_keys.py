@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, SchemaError
 from firnline.options import PipelineOptions, SinkOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.postgres.options import PostgresSinkOptions
 from firnline.sources.mysql.options import MySqlSourceOptions
-from tests.support.captured import captured, delta_rows, execute, query
+from tests.support.captured import Capturing, captured, delta_rows, execute, query, wait_until
 from tests.support.mysql import BinlogServer
 from tests.support.pipelines import run_once, run_to_end
 
@@ -266,3 +266,105 @@ def test_moved_rows_of_minimal_images(
     run_to_end(options)
     held = binlog_server.run(f"SELECT {', '.join(WHOLE)} FROM shop.orders")
     assert delta_rows(tmp_path / "current", *WHOLE) == sorted((tuple(row) for row in held), key=repr)
+
+
+# -- sinks with another key than the log ------------------------------------------------------------------
+
+BY_ID = "CREATE TABLE shop.orders (pk int PRIMARY KEY, id int NOT NULL UNIQUE, note varchar(9))"
+NO_KEY = "CREATE TABLE shop.orders (pk int, id int NOT NULL, note varchar(9))"
+OTHER = ("pk", "id", "note")
+FILL = "INSERT INTO {} VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (4, 4, 'd')"
+CHANGES = (
+    "UPDATE {} SET id = 100 WHERE id = 1",
+    "UPDATE {} SET note = 'u' WHERE id = 2",
+    "DELETE FROM {} WHERE id = 3",
+    "UPDATE {} SET id = 400, note = NULL WHERE id = 4",
+    "UPDATE {} SET id = 4 WHERE id = 2",
+)
+
+
+def changes_of(table: str) -> list[str]:
+    return [statement.format(table) for statement in CHANGES]
+
+
+def keyed(source: Any, folder: Path, key: tuple[str, ...] = ("id",)) -> PipelineOptions:
+    current = DeltaSinkOptions("current", str(folder / "current"), input="db.orders", write="upsert", key=key)
+    return PipelineOptions(name="shop", sources=(source,), sinks=(current,))
+
+
+def binlog_orders(server: BinlogServer, folder: Path, ddl: str, key: tuple[str, ...] = ("id",)) -> PipelineOptions:
+    server.run("CREATE DATABASE shop", ddl)
+    options = keyed(MySqlSourceOptions("db", f"{server.dsn}/shop", ("orders",)), folder, key)
+    run_to_end(options)
+    server.run(FILL.format("shop.orders"))
+    run_to_end(options)
+    return options
+
+
+def check_binlog(server: BinlogServer, folder: Path) -> None:
+    held = server.run(f"SELECT {', '.join(OTHER)} FROM shop.orders")
+    assert delta_rows(folder / "current", *OTHER) == sorted((tuple(row) for row in held), key=repr)
+
+
+@pytest.mark.parametrize("ddl", [BY_ID, NO_KEY], ids=["another-key", "no-key"])
+def test_rows_move_by_the_key_of_the_sink(binlog_server: BinlogServer, tmp_path: Path, ddl: str) -> None:
+    options = binlog_orders(binlog_server, tmp_path, ddl)
+    binlog_server.run(*changes_of("shop.orders"))
+    run_to_end(options)
+    check_binlog(binlog_server, tmp_path)
+
+
+@pytest.mark.parametrize("change", ["UPDATE shop.orders SET note = 'u' WHERE id = 2", "DELETE FROM shop.orders"])
+def test_minimal_images_without_the_key_of_the_sink(binlog_server: BinlogServer, tmp_path: Path, change: str) -> None:
+    options = binlog_orders(binlog_server, tmp_path, BY_ID)
+    before = delta_rows(tmp_path / "current", *OTHER)
+    binlog_server.run("SET SESSION binlog_row_image = 'MINIMAL'", change)
+    check_refused(options, "table shop.orders: a sink upserts its rows by id, the log identifies them by pk")
+    assert delta_rows(tmp_path / "current", *OTHER) == before
+
+
+def check_refused(options: PipelineOptions, words: str) -> None:
+    run = run_once(options)
+    assert isinstance(run.result.error, SchemaError)
+    assert words in run.result.error.message
+
+
+@pytest.mark.parametrize(("image", "fails"), [("FULL", ""), ("MINIMAL", "schema")])
+def test_the_key_of_the_table_changes_in_a_run(
+    binlog_server: BinlogServer, tmp_path: Path, image: str, fails: str
+) -> None:
+    """The sink has the key that the table had when the run began."""
+    options = binlog_orders(binlog_server, tmp_path, f"{NO_KEY[:-1]}, PRIMARY KEY (id))", key=())
+
+    def has(key: int) -> bool:
+        return (key,) in delta_rows(tmp_path / "current", "id")
+
+    with Capturing(options, fails=fails) as run:
+        binlog_server.run("INSERT INTO shop.orders VALUES (8, 800, 'begin')")
+        wait_until(lambda: has(800))
+        binlog_server.run(
+            f"SET SESSION binlog_row_image = '{image}'",
+            "ALTER TABLE shop.orders DROP PRIMARY KEY, ADD PRIMARY KEY (pk), ADD UNIQUE (id)",
+            *changes_of("shop.orders"),
+            "INSERT INTO shop.orders VALUES (9, 900, 'end')",
+        )
+        wait_until(lambda: run.has_ended or has(900))
+    assert has(900) == (not fails)
+    if not fails:
+        check_binlog(binlog_server, tmp_path)
+        check_refused(options, "were upserted by the key id")  # the spec names none, and that of the table is another
+
+
+def test_rows_move_by_the_key_of_the_sink_under_identity_full(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, BY_ID.replace("shop.", ""), "ALTER TABLE orders REPLICA IDENTITY FULL")
+    options = keyed(captured(postgres, tmp_path).sources[0], tmp_path)
+    run_to_end(options)
+    execute(postgres, FILL.format("orders"))
+    run_to_end(options)
+    execute(postgres, *changes_of("orders"))
+    run_to_end(options)
+    held = query(postgres, f"SELECT {', '.join(OTHER)} FROM orders")
+    assert delta_rows(tmp_path / "current", *OTHER) == sorted(held, key=repr)
+    execute(postgres, "ALTER TABLE orders REPLICA IDENTITY DEFAULT", "DELETE FROM orders WHERE id = 100")
+    check_refused(options, "table public.orders: a sink upserts its rows by id, the log identifies them by pk")
+    assert delta_rows(tmp_path / "current", *OTHER) == sorted(held, key=repr)

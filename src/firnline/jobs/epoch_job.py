@@ -15,7 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from firnline.errors import ConfigError, EngineError, FirnlineError, StagingError, WorkerLostError
+from firnline.errors import ConfigError, EngineError, FirnlineError, SourceError, StagingError, WorkerLostError
 from firnline.exchange import Exchanged
 from firnline.graph import resolve_port, sink_input, upstream
 from firnline.jobs.dataflow import Dataflow, keyed_edge, sql_edge
@@ -42,10 +42,10 @@ from firnline.names import (
 )
 from firnline.operators.base import MAIN, Operator
 from firnline.operators.loading import build_operator, own_code
-from firnline.options import OperatorOptions, PipelineOptions, SourceOptions
+from firnline.options import OperatorOptions, PipelineOptions, SourceOptions, names_tables
 from firnline.sinks.base import Sink
 from firnline.sinks.parking import SHAPE, ParkedSinks, parked_target
-from firnline.sources.base import port_name
+from firnline.sources.base import MAIN_PORT, port_name
 from firnline.sources.group import EpochPlan, Sources
 from firnline.state.home import StateHome
 from firnline.state.load import EMPTY, export_digest, load_initial_state
@@ -287,7 +287,19 @@ class _Running:
         strict = {column: how for sink in upserts for column, how in sink.strict_columns.items()}
         before, after = self.job.columns.get(name), self.job.columns_after.get(name)
         may_widen = not never_widens(self._sinks_of(name), *self._deciding_and_operators(name))
-        return PortContext(source, port, self._output(name), before, refuse, after, keys, strict, may_widen)
+        table_key = self._find_table_key(source, port) if any(not sink.key for sink in upserts) else ()
+        return PortContext(source, port, self._output(name), before, refuse, after, keys, strict, may_widen, table_key)
+
+    def _find_table_key(self, source: SourceOptions, port: str) -> tuple[str, ...]:
+        """Return the key of a captured table, which its source remembers; nothing if it cannot say: then the sinks that
+        need the key say so."""
+        opened = self.jobs.sources[source.name]
+        if not opened.has_keys or port == MAIN_PORT or names_tables(port):
+            return ()
+        try:
+            return opened.find_key(port) or ()
+        except (ConfigError, SourceError):
+            return ()
 
     def _refuse_widening(self, port: str, types: Mapping[str, pa.DataType]) -> dict[str, str]:
         return refuse_widening(types, self._sinks_of(port), *self._deciding_and_operators(port))

@@ -66,6 +66,7 @@ class PortContext:
     keys: tuple[str, ...] = ()  # columns that identify a row of an upserted sink: a record without one is bad
     strict: Mapping[str, StrictColumn] = field(default_factory=dict)  # other columns on which an upserted sink relies
     may_widen: bool = True  # False: `refuse_widening` refuses every column, whatever its sinks could do
+    table_key: tuple[str, ...] = ()  # of a captured table, where an upserted sink takes its key from there
 
     @property
     def is_inferring(self) -> bool:
@@ -106,6 +107,7 @@ def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
         infer_timestamps=context.source.schema_of(context.port).infer_timestamps,
         strict={name: one.words for name, one in context.strict.items() if one.type},
         may_widen=context.may_widen,
+        keys=frozenset({*context.keys, *context.table_key}),
     )
 
 

@@ -37,6 +37,7 @@ class Columns:
     strict: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()  # constants: the records of an input without a value there are bad
     may_widen: bool = True  # False: no column of the port ever gets a wider type
+    keys: frozenset[str] = frozenset()  # columns by which sinks upsert rows of the port
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -50,6 +51,7 @@ class Columns:
             "strict": {name: list(words) if words is not None else None for name, words in self.strict.items()},
             "needed": sorted(self.needed),
             "may_widen": self.may_widen,
+            "keys": sorted(self.keys),
         }
 
     @classmethod
@@ -65,6 +67,7 @@ class Columns:
             strict={n: tuple(words) if words is not None else None for n, words in value.get("strict", {}).items()},
             needed=frozenset(value.get("needed", ())),
             may_widen=bool(value.get("may_widen", True)),
+            keys=frozenset(value.get("keys", ())),
         )
 
     def find_refusal(self, constants: Mapping[str, str | None]) -> BadReason | None:

@@ -8,7 +8,7 @@ was inserted or deleted there does not count, and of an updated row only the val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -213,10 +213,13 @@ class Remaining:
     missing: Sequence[Flags | None]  # of every column: rows whose value a change of the window has; null here
 
 
-def lay_under(chunk: pa.RecordBatch, key: Sequence[str], window: Iterable[Changes]) -> Remaining:
+def lay_under(
+    chunk: pa.RecordBatch, key: Sequence[str], window: Iterable[Changes], sink_key: Collection[str] = ()
+) -> Remaining:
     """Return the rows of a chunk under the changes of its window, which have the chunk's schema.
 
-    The changes have the rows before them, as far as the log has them.
+    The changes have the rows before them, as far as the log has them. What is left of a row has its key, and the
+    columns of `sink_key`: an update that changes one of them is a delete and an insert.
     """
     count, names = chunk.num_rows, chunk.schema.names
     alive = np.ones(count, np.bool_)
@@ -243,7 +246,7 @@ def lay_under(chunk: pa.RecordBatch, key: Sequence[str], window: Iterable[Change
         for index, name in enumerate(names):
             lacks = changes.missing[changes.rows.schema.get_field_index(name)]
             covered[index, places[updates if lacks is None else updates & ~lacks]] = True
-    values = [index for index, name in enumerate(names) if name not in key]
+    values = [index for index, name in enumerate(names) if name not in key and name not in sink_key]
     if values:
         alive &= ~covered[values].all(axis=0)
     else:  # an update of a row that has a key alone leaves the row as it is

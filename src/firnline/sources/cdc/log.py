@@ -19,12 +19,12 @@ goes on. It consists of frames itself, from which no rows are made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from firnline.errors import FirnlineError
+from firnline.errors import FirnlineError, SchemaError
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -371,8 +371,34 @@ class ChunkRows:
     warnings: Sequence[str] = field(default_factory=tuple)
 
 
+# By table: columns by which sinks upsert its rows.
+SinkKeys: TypeAlias = Mapping[str, Collection[str]]
+
+
+def other_key(schema: TableSchema, keys: SinkKeys) -> frozenset[str]:
+    """Return the columns of a table by which sinks identify its rows, and the log does not."""
+    names = {column.name for column in schema.columns if not column.is_key}
+    return frozenset(names.intersection(keys.get(schema.table, ())))
+
+
+def lacks_key(schema: TableSchema, keys: SinkKeys, way_out: str) -> SchemaError:
+    """Return the error of a change that does not say which row of a sink it is about."""
+    table, wanted = schema.table, ", ".join(sorted(keys[schema.table]))
+    return SchemaError(
+        f"table {table}: a sink upserts its rows by {wanted}, the log identifies them by "
+        f"{', '.join(schema.key) or 'no column'}, and an update or a delete in the log does not have the old values of "
+        f"{', '.join(sorted(other_key(schema, keys)))}: the sink would keep old rows",
+        hint="Set the key of the sink to that of the table, and name another table in the sink. Or "
+        f"{way_out}; as this holds for later changes only, pass over those before it with `firnline position set`, and "
+        "name another table in the sink, too.",
+    )
+
+
 class LogDecoder(ABC):
-    """Decodes the frames of one spool file. Holds no connection and knows no catalogue: frames alone decide."""
+    """Decodes the frames of one spool file. Holds no connection and knows no catalogue: frames alone decide.
+
+    An update is a delete and an insert if it changes a column of the key: of that of the log, or of a sink's (`keys`).
+    """
 
     @abstractmethod
     def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
@@ -380,6 +406,7 @@ class LogDecoder(ABC):
 
         Raises:
             DamagedError: a message is not what it should be. Never a wrong row, whatever the bytes are.
+            SchemaError: a change lacks the old values of a sink's key.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, S
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, lay_under, lost_values
 from firnline.sources.cdc.column_names import BEFORE
 from firnline.sources.cdc.evolution import new_names
-from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, TableSchema, Transaction
+from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, SinkKeys, TableSchema, Transaction
 from firnline.sources.cdc.reader_settings import LogReaderSettings
 from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, new_versions, silent_changes, versions_of
 from firnline.sources.cdc.spool import Content, SpoolFile, read_file
@@ -76,15 +76,18 @@ class LogReader(SplitReader):
         settings: dict[str, Json],
         split: Split,
         ports: Mapping[str, Columns],
-        open_decoder: Callable[[bool], LogDecoder],
+        open_decoder: Callable[[bool, SinkKeys], LogDecoder],
     ) -> None:
         self._settings = LogReaderSettings.from_json(settings)
         self._inputs = split.inputs
         self._ports = {port: columns for port, columns in ports.items() if not names_tables(port)}
         schema = self._settings.default_schema
         self._patterns = {port: tables_of_port(port, schema) for port in ports if names_tables(port)}
-        self._decoder = open_decoder(self._settings.wants_before or MAIN_PORT in ports)
-        self._window_decoder = open_decoder(True)
+        self._keys = {
+            port if "." in port else f"{schema}.{port}": columns.keys for port, columns in self._ports.items()
+        }
+        self._decoder = open_decoder(self._settings.wants_before or MAIN_PORT in ports, self._keys)
+        self._window_decoder = open_decoder(True, self._keys)
         self._windows: dict[str, _Window] = {}
         self._chunked = {str(item["chunk"]["table"]) for item in split.inputs if "chunk" in item}
         self._storage = open_storage(self._settings.root, self._settings.storage_options)
@@ -186,7 +189,7 @@ class LogReader(SplitReader):
         outcome.facts["again"] = find_again(chunk, unseen)
         if outcome.facts["again"]:
             return
-        left = lay_under(chunk.rows, file.key, unseen)
+        left = lay_under(chunk.rows, file.key, unseen, self._keys.get(file.table, frozenset()))
         changes = Changes(
             chunk.schema,
             np.full(len(left.kept), Op.READ, np.uint8),

@@ -13,7 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from firnline.sources.cdc.log import Changes, ChunkRows, Ddl, Decoded, LogDecoder, Op, TableSchema, Transaction
+from firnline.sources.cdc.log import (
+    Changes,
+    ChunkRows,
+    Ddl,
+    Decoded,
+    LogDecoder,
+    Op,
+    SinkKeys,
+    TableSchema,
+    Transaction,
+    lacks_key,
+    other_key,
+)
 from firnline.sources.mysql import chunk, kernel, stream_kernel
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.convert import ColumnValues, convert
@@ -66,10 +78,12 @@ class MySqlDecoder(LogDecoder):
 
     Args:
         with_before: Also give the row before the change.
+        keys: By table, the columns by which sinks upsert its rows.
     """
 
-    def __init__(self, *, with_before: bool = False) -> None:
+    def __init__(self, *, with_before: bool = False, keys: SinkKeys | None = None) -> None:
         self._with_before = with_before
+        self._keys = keys or {}
 
     def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
         state = _Frames()
@@ -217,8 +231,9 @@ class MySqlDecoder(LogDecoder):
     def _rows(self, data: npt.NDArray[np.uint8], batch: _Batch, warn: Callable[[str], object]) -> _Rows:
         table = batch.table
         columns = len(table.types)
+        events = np.array(batch.events, np.int64)
         fixed = (
-            data, np.array(batch.events, np.int64), table.layout, table.is_key, np.zeros((4, columns), np.int64),
+            data, events, table.layout, self._find_key(data, events, table), np.zeros((4, columns), np.int64),
             np.zeros((2, columns), np.uint8),
         )  # fmt: skip
         count = kernel.walk(*fixed, *_room(columns, 0), *_room(columns, 0), *_owners(0), False, False)
@@ -240,8 +255,28 @@ class MySqlDecoder(LogDecoder):
             per_event=np.bincount(owners, minlength=len(batch.events)),
             before=_convert(data, table, before, warn, {}) if self._with_before else None,
             odd=odd,
-            moved=(ops == Op.INSERT) & (np.array(batch.events, np.int64)[owners, kernel.KIND] == kernel.UPDATE),
+            moved=(ops == Op.INSERT) & (events[owners, kernel.KIND] == kernel.UPDATE),
         )
+
+    def _find_key(
+        self, data: npt.NDArray[np.uint8], events: npt.NDArray[np.int64], table: Table
+    ) -> npt.NDArray[np.uint8]:
+        """Return which columns identify a row, here or in a sink.
+
+        Raises:
+            SchemaError: an event does not have the old values of a column that identifies a row in a sink.
+        """
+        names = other_key(table.schema, self._keys)
+        if not names:
+            return table.is_key
+        is_key = table.is_key.copy()
+        bitmaps = events[events[:, kernel.KIND] != kernel.INSERT, kernel.BITMAP]  # of the rows before the changes
+        for index, column in enumerate(table.schema.columns):
+            if column.name in names:
+                is_key[index] = 1
+                if not ((data[bitmaps + index // 8] >> (index % 8)) & 1).all():
+                    raise lacks_key(table.schema, self._keys, "log whole rows: SET GLOBAL binlog_row_image = 'FULL'")
+        return is_key
 
 
 @dataclass(frozen=True, slots=True)

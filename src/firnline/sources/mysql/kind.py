@@ -43,7 +43,7 @@ def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, C
     from firnline.sources.cdc.reader import LogReader
     from firnline.sources.mysql.decode import MySqlDecoder
 
-    return LogReader(settings, split, columns, lambda before: MySqlDecoder(with_before=before))
+    return LogReader(settings, split, columns, lambda before, keys: MySqlDecoder(with_before=before, keys=keys))
 
 
 def describe(position: Json) -> PositionView:

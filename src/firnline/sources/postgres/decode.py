@@ -20,8 +20,11 @@ from firnline.sources.cdc.log import (
     Decoded,
     LogDecoder,
     Op,
+    SinkKeys,
     TableSchema,
     Transaction,
+    lacks_key,
+    other_key,
     pack_frame,
     unpack_frames,
 )
@@ -61,16 +64,18 @@ class _Values:
 
 
 class PostgresDecoder(LogDecoder):
-    """Decodes the frames of one spool file. `before`: also the old rows, as far as the log has them."""
+    """Decodes the frames of one spool file. `before`: also the old rows, as far as the log has them. `keys`: by table,
+    the columns by which sinks upsert its rows."""
 
-    def __init__(self, *, before: bool = False) -> None:
+    def __init__(self, *, before: bool = False, keys: SinkKeys | None = None) -> None:
         self._before = before
+        self._keys = keys or {}
 
     def decode(self, context: bytes, frames: bytes | memoryview) -> Decoded:
-        return _Pass(frames, before=self._before).run(context)
+        return _Pass(frames, before=self._before, keys=self._keys).run(context)
 
     def decode_chunk(self, context: bytes, content: bytes | memoryview) -> ChunkRows:
-        return _Pass(content, before=False).copied(context)
+        return _Pass(content, before=False, keys={}).copied(context)
 
     def sees(self, snapshot: Json, transactions: Sequence[Transaction]) -> Flags:
         return Snapshot.parse(str(snapshot)).sees([int(one.id) for one in transactions])
@@ -82,9 +87,10 @@ class PostgresDecoder(LogDecoder):
 class _Pass:
     """One pass over a spool file."""
 
-    def __init__(self, frames: bytes | memoryview, *, before: bool) -> None:
+    def __init__(self, frames: bytes | memoryview, *, before: bool, keys: SinkKeys) -> None:
         self._data: Bytes = np.frombuffer(frames, np.uint8)
         self._before = before
+        self._keys = keys
         self._tables: dict[int, _Table] = {}
         self._types: dict[int, str] = {}
         self._transactions: list[Transaction] = []
@@ -235,7 +241,8 @@ class _Pass:
     def _find_moved(self, schema: TableSchema, rows: Numbers) -> Flags:
         """Return which updates with a whole old row change the key."""
         moved: Flags = np.zeros(rows.shape[1], np.bool_)
-        keys = [index for index, column in enumerate(schema.columns) if column.is_key]
+        others = other_key(schema, self._keys)
+        keys = [index for index, column in enumerate(schema.columns) if column.is_key or column.name in others]
         if not keys:
             return moved
         old = self._find_values(schema, rows[k.OLD], rows[k.END], is_whole=False)
@@ -252,6 +259,10 @@ class _Pass:
         return self._tables[number]
 
     def _decode_table(self, table: _Table, rows: Numbers, moved: Flags, places: Numbers, shift: int) -> Changes:
+        has_old = table.relation.identity == "f" or not other_key(table.schema, self._keys)
+        if not has_old and (rows[k.KIND] != m.INSERT).any():
+            way_out = f"log whole rows: ALTER TABLE {table.schema.table} REPLICA IDENTITY FULL"
+            raise lacks_key(table.schema, self._keys, way_out)
         inserted: Flags | None = None
         if moved.any():  # the delete of the old key stands before the insert of the new one
             index = np.repeat(np.arange(len(moved)), 1 + moved)

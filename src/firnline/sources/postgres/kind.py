@@ -43,7 +43,7 @@ def open_reader(settings: dict[str, Json], split: Split, columns: Mapping[str, C
     from firnline.sources.cdc.reader import LogReader
     from firnline.sources.postgres.decode import PostgresDecoder
 
-    return LogReader(settings, split, columns, lambda before: PostgresDecoder(before=before))
+    return LogReader(settings, split, columns, lambda before, keys: PostgresDecoder(before=before, keys=keys))
 
 
 def describe(position: Json) -> PositionView:
