@@ -368,3 +368,16 @@ def test_rows_move_by_the_key_of_the_sink_under_identity_full(postgres: str, tmp
     execute(postgres, "ALTER TABLE orders REPLICA IDENTITY DEFAULT", "DELETE FROM orders WHERE id = 100")
     check_refused(options, "table public.orders: a sink upserts its rows by id, the log identifies them by pk")
     assert delta_rows(tmp_path / "current", *OTHER) == sorted(held, key=repr)
+
+
+def test_a_date_that_is_none_in_a_key(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    zero = ("SET sql_mode = 'ALLOW_INVALID_DATES'", "INSERT INTO shop.orders VALUES ('0000-00-00', 1)")
+    binlog_server.run(
+        "CREATE DATABASE shop", "CREATE TABLE shop.orders (day date, id int, PRIMARY KEY (day, id))", *zero
+    )
+    options = keyed(MySqlSourceOptions("db", f"{binlog_server.dsn}/shop", ("orders",)), tmp_path, key=())
+    words = "table shop.orders: a row has 0000-00-00 in day, a column of the key"
+    check_refused(options, words)  # by the chunk
+    binlog_server.run("DELETE FROM shop.orders", "INSERT INTO shop.orders VALUES ('2020-01-01', 1)")
+    binlog_server.run(*zero)
+    check_refused(options, words)  # by the log

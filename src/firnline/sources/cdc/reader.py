@@ -249,6 +249,7 @@ class LogReader(SplitReader):
             if changes.order[0] < ends.get(port, 0):
                 raise DamagedError(f"{origin}: the changes of {port} are not in the order of the log")
             ends[port] = int(changes.order[-1])
+            self._check_keys(changes)
             if port in self._ports:
                 rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
                 yield from self._fit(origin, port, rows, changes.order, changes.odd)
@@ -258,6 +259,22 @@ class LogReader(SplitReader):
         if MAIN_PORT in self._ports and decoded.changes:
             batch, order = self._envelope(decoded)
             yield from self._fit(origin, MAIN_PORT, batch, order, {})
+
+    def _check_keys(self, changes: Changes) -> None:
+        """Refuse a value that its type cannot hold, where a sink identifies rows by it: it would be null.
+
+        Raises:
+            SchemaError: it names the table, the column and the value.
+        """
+        schema = changes.schema
+        for name in sorted(changes.odd.keys() & self._keys.get(schema.table, frozenset())):
+            text = next(iter(changes.odd[name].values()))
+            raise SchemaError(
+                f"table {schema.table}: a row has {shorten(text)} in {name}, a column of the key, and no sink can hold "
+                "this value: the row could not be told from others",
+                hint="Correct the value in the database. If the log has it already, pass over its transaction with "
+                "`firnline position`, and read the table again. Or append the table, or leave it out of `tables`.",
+            )
 
     def _change_rows(self, changes: Changes, decoded: Decoded, renamed: Mapping[str, str]) -> pa.RecordBatch:
         """Return the rows of a table, with the columns that say what happened."""
