@@ -22,7 +22,7 @@ from firnline.sources.cdc.chunks import SnapshotBegin
 from firnline.sources.cdc.snapshots import SnapshotTaker
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.cdc.spool import SpoolFile
-from firnline.sources.mysql.statements import classify, find_silent
+from firnline.sources.mysql.statements import classify
 from firnline.spec.build import build_options
 from firnline.spec.loading import load_spec
 from tests.integration.test_mysql_source import DATABASE
@@ -311,14 +311,15 @@ def test_ddl_that_leaves_rows_as_they_are_asks_for_nothing(database: Database, t
     database.run("INSERT INTO orders VALUES (1, 1, 'a')")
     run_to_end(options)
     database.run(
-        "ALTER TABLE orders DROP COLUMN note",
-        "INSERT INTO orders VALUES (2, 2)",
+        # The log of PostgreSQL has no statements: there, a column that comes is noticed, and one that goes is not.
+        f"ALTER TABLE orders {'ADD COLUMN extra int' if database.is_binlog else 'DROP COLUMN note'}",
+        "INSERT INTO orders (id, amount) VALUES (2, 2)",
         "CREATE TABLE orders_of_others (id int PRIMARY KEY, x int)",
         "INSERT INTO orders_of_others VALUES (1, 1)",
         "ALTER TABLE orders_of_others ADD COLUMN y int DEFAULT 7",
         "INSERT INTO orders_of_others VALUES (2, 2, 2)",
         "DROP TABLE orders_of_others",
-        "INSERT INTO orders VALUES (3, 3)",
+        "INSERT INTO orders (id, amount) VALUES (3, 3)",
     )
     run_to_end(options)
     assert silent(options) == []
@@ -435,7 +436,7 @@ sinks:
         ("ALTER TABLE orders RENAME old", {"shop.orders": "replace", "shop.old": "replace"}),
         ("ALTER TABLE orders RENAME=`old`", {"shop.orders": "replace", "shop.old": "replace"}),
         ("ALTER TABLE orders RENAME AS`old`", {"shop.orders": "replace", "shop.old": "replace"}),
-        ("ALTER TABLE orders DROP COLUMN `rename`, ADD COLUMN renamed int", {}),
+        ("ALTER TABLE orders DROP COLUMN `rename`, ADD COLUMN renamed int", {"shop.orders": "read"}),
         ("ALTER TABLE orders TRUNCATE PARTITION p1", {"shop.orders": "empty"}),
         ("ALTER IGNORE TABLE orders ADD UNIQUE (x)", {"shop.orders": "empty"}),
         ("ALTER TABLE orders CONVERT TO CHARACTER SET latin1", {"shop.orders": "read"}),
@@ -448,11 +449,12 @@ sinks:
         ("ALTER TABLE orders ADD COLUMN x varchar(9) COMMENT 'NOT NULL DEFAULT'", {}),
         ("ALTER TABLE orders ADD INDEX (x)", {}),
         ("ALTER TABLE orders RENAME INDEX a TO b", {}),
-        ("ALTER TABLE orders DROP COLUMN x", {}),
+        ("ALTER TABLE orders DROP COLUMN x", {"shop.orders": "read"}),
+        ("ALTER TABLE orders DROP INDEX x", {}),
         ("CREATE TABLE orders (id int NOT NULL)", {}),
     ],
 )
 def test_statements_that_change_rows_silently(statement: str, again: dict[str, str]) -> None:
-    found = find_silent(statement, classify(statement, "shop").tables)
+    found = dict(classify(statement, "shop").effects)
     assert {table: effect.again for table, effect in found.items()} == again
     assert all(statement[:20] in effect.reason for effect in found.values())

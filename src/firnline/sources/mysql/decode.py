@@ -30,7 +30,7 @@ from firnline.sources.mysql import chunk, kernel, stream_kernel
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.convert import ColumnValues, convert
 from firnline.sources.mysql.events import Header, damaged, read_length
-from firnline.sources.mysql.statements import Kind, classify, find_silent
+from firnline.sources.mysql.statements import Kind, Statement, classify
 from firnline.sources.mysql.tables import Table, read_table
 from firnline.types import Json
 
@@ -69,7 +69,7 @@ class _Frames:
     batches: list[_Batch] = field(default_factory=list)
     open: dict[str, _Batch] = field(default_factory=dict)  # by table
     emptied: list[tuple[str, int, int]] = field(default_factory=list)  # table, transaction, number of the event
-    ddl: list[tuple[tuple[str, ...], str, int, int]] = field(default_factory=list)
+    ddl: list[tuple[Statement, str, int, int]] = field(default_factory=list)
     count: int = 0  # events with changes
 
 
@@ -125,8 +125,8 @@ class MySqlDecoder(LogDecoder):
             changes.append(_emptied(state, table, index, int(starts[number]), self._with_before))
         changes.sort(key=lambda one: int(one.order[0]))
         ddl = [
-            Ddl(tables, text, index, int(starts[number]), find_silent(text, tables))
-            for tables, text, index, number in state.ddl
+            Ddl(statement.tables, text, index, int(starts[number]), dict(statement.effects))
+            for statement, text, index, number in state.ddl
         ]
         return Decoded(changes, state.transactions, int(starts[-1]), tuple(warnings), ddl)
 
@@ -162,7 +162,7 @@ class MySqlDecoder(LogDecoder):
 
     def _note_statement(self, state: _Frames, header: Header, body: memoryview) -> None:
         query = ev.read_query(body)
-        statement = classify(query.statement, query.database)
+        statement = classify(query.statement, query.database, sql_mode=query.sql_mode, folds_names=query.folds_names)
         if statement.kind in (Kind.COMMIT, Kind.ROLLBACK):
             state.begin, state.transaction = None, -1
             state.maps.clear()
@@ -171,7 +171,7 @@ class MySqlDecoder(LogDecoder):
             state.emptied.append((statement.tables[0], self._transaction(state), state.count))
             state.count += 1
         elif statement.kind is Kind.DDL:
-            state.ddl.append((statement.tables, query.statement, self._transaction(state), state.count))
+            state.ddl.append((statement, query.statement, self._transaction(state), state.count))
             state.count += 1  # without changes: only its place counts
 
     def _note_rows(self, state: _Frames, at: int, header: Header, body: memoryview) -> None:

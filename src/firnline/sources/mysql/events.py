@@ -6,6 +6,7 @@ another one, the stream makes the header and the checksum anew.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import uuid
 import zlib
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from isal import isal_zlib
 
 from firnline.errors import DamagedError
+from firnline.sources.mysql import charsets
 from firnline.sources.mysql.gtid import format_gtid
 
 HEADER = struct.Struct("<IBIIIH")  # time stamp, type, server id, size of the event, position behind it, flags
@@ -55,6 +57,11 @@ NAMES = {
 }  # fmt: skip
 
 MARIADB_STANDALONE, MARIADB_GROUP_ID, MARIADB_PREPARED_XA, MARIADB_COMPLETED_XA = 1, 2, 64, 128
+# Status variables of a QUERY event: flags, sql_mode, catalog, auto_increment, the client's character set, time zone.
+_FLAGS, _SQL_MODE, _CATALOG, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _CATALOG_TEXT = range(7)
+_SIZES = {_FLAGS: 4, _AUTO_INCREMENT: 4}
+_TEXTS = frozenset({_TIME_ZONE, _CATALOG_TEXT})
+_FOLDS_NAMES = 0xFE  # our own; no server writes it
 _ERRORS = (struct.error, IndexError, ValueError, UnicodeDecodeError, OverflowError)
 
 
@@ -254,6 +261,8 @@ class QueryEvent:
 
     database: str
     statement: str
+    sql_mode: int = 0
+    folds_names: bool = False  # see `fold_names`
 
 
 def read_query(body: memoryview) -> QueryEvent:
@@ -268,9 +277,60 @@ def read_query(body: memoryview) -> QueryEvent:
         if at + database_size + 1 > len(body):
             raise ValueError("it is cut off")
         database = bytes(body[at : at + database_size]).decode("utf-8", "replace")
-        return QueryEvent(database, bytes(body[at + database_size + 1 :]).decode("utf-8", "replace"))
+        text = bytes(body[at + database_size + 1 :])
+        sql_mode, collation, folds_names = _read_variables(body[13:at])
+        return QueryEvent(database, _decode_statement(text, collation), sql_mode, folds_names)
     except _ERRORS as error:
         raise damaged(f"a QUERY event cannot be read: {error}") from error
+
+
+def _decode_statement(text: bytes, collation: int | None) -> str:
+    """Return a statement that is in the client's character set.
+
+    The servers write CREATE TABLE ... SELECT anew, without its query, and always as UTF-8: so a CREATE that is UTF-8
+    counts as such.
+    """
+    if text.isascii() or collation is None:
+        return text.decode("utf-8", "replace")
+    if text.startswith(b"CREATE "):
+        with contextlib.suppress(UnicodeDecodeError):
+            return text.decode()
+    return charsets.decode(text, charsets.name_of(collation))
+
+
+def _read_variables(block: memoryview) -> tuple[int, int | None, bool]:
+    """Return what the status variables of a QUERY event say: sql_mode, the client's collation, and our own mark.
+
+    The servers write mode and collation before all variables whose size depends on the server's version.
+    """
+    sql_mode, collation, folds_names, at = 0, None, False, 0
+    while at < len(block):
+        code = block[at]
+        at += 1
+        if code == _FOLDS_NAMES:
+            folds_names = True
+        elif code == _SQL_MODE:
+            sql_mode = int.from_bytes(block[at : at + 8], "little")
+            at += 8
+        elif code == _CHARSET:
+            collation = int.from_bytes(block[at : at + 2], "little")
+            break
+        elif code == _CATALOG:
+            at += block[at] + 2
+        elif code in _TEXTS:
+            at += block[at] + 1
+        elif code in _SIZES:
+            at += _SIZES[code]
+        else:
+            break
+    return sql_mode, collation, folds_names
+
+
+def fold_names(header: Header, body: memoryview) -> bytes:
+    """Return a QUERY event with a mark: its server has the names of tables in small letters, however it is written."""
+    size = struct.unpack_from("<H", body, 11)[0]
+    marked = bytes(body[:11]) + struct.pack("<HB", size + 1, _FOLDS_NAMES) + bytes(body[13:])
+    return make_event(header, marked)
 
 
 def read_table_name(body: memoryview) -> tuple[int, str, str]:

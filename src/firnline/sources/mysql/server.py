@@ -51,6 +51,11 @@ class Server:
         """The kind of server, as positions name it."""
         return "mariadb" if self.is_mariadb else "mysql"
 
+    @property
+    def folds_names(self) -> bool:
+        """Whether the server has the names of tables in small letters, however statements write them."""
+        return self.settings.get("lower_case_table_names", "0") != "0"
+
 
 def read_server(db: Any, host: tuple[str, int]) -> Server:
     """Return what a server says about itself.

@@ -604,7 +604,8 @@ class MySqlStream(LogStream):
 
     def _take_query(self, header: Header, body: memoryview, frame: memoryview) -> None:
         text = ev.read_query(body)
-        statement = classify(text.statement, text.database)
+        folds_names = self._server is not None and self._server.folds_names
+        statement = classify(text.statement, text.database, sql_mode=text.sql_mode, folds_names=folds_names)
         kind = statement.kind
         if kind in (Kind.DDL, Kind.TRUNCATE):
             self._digest = ev.checksum(text.statement.encode(), self._digest)
@@ -620,12 +621,12 @@ class MySqlStream(LogStream):
         if kind in (Kind.ROLLBACK, Kind.ROLLBACK_TO) and self._is_emitted:
             raise self._stop(header, f"{text.statement[:80]!r} behind rows of captured tables: the log does not tell "
                              "which of them stay", GAP_HINT)  # fmt: skip
-        if kind is Kind.ROWS and not self._is_skipped and text.database != "mysql":
-            raise self._stop(header, f"{text.statement[:120]!r}: rows were changed by a statement, not by row events",
-                             _STATEMENT_HINT)  # fmt: skip
+        if kind is Kind.ROWS and not self._is_skipped:
+            raise self._stop(header, f"{text.statement[:120]!r}: rows were changed by a statement, not by row events, "
+                             "or this version of Firnline does not know the statement", _STATEMENT_HINT)  # fmt: skip
         if kind in (Kind.TRUNCATE, Kind.DDL) and self._concerns_us(statement):
             self._check_ddl(text.statement, statement)
-            self._emit(frame)
+            self._emit(ev.fold_names(header, body) if folds_names else frame)
         if kind is Kind.ROLLBACK or not self._is_begun or (kind is Kind.XA and not self._is_xa):
             self._finish(header, frame)
 
