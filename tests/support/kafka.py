@@ -398,7 +398,7 @@ def _java() -> list[str]:
 
 
 def _cluster_id() -> str:
-    return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return urlsafe_b64encode(b"k" + uuid.uuid4().bytes[1:]).decode().rstrip("=")  # one with "-" first is no argument
 
 
 if __name__ == "__main__":
