@@ -193,9 +193,19 @@ def mariadb(started_mariadb: MariaDbServer) -> MariaDbServer:
     return started_mariadb
 
 
-@pytest.fixture(
-    params=[pytest.param("mysql", marks=pytest.mark.mysql), pytest.param("mariadb", marks=pytest.mark.mariadb)]
-)
+BINLOG_SERVERS = [
+    pytest.param("mysql", marks=pytest.mark.mysql),
+    pytest.param("mariadb", marks=pytest.mark.mariadb),
+]
+
+
+@pytest.fixture(params=["postgres", *BINLOG_SERVERS])
+def captured_server(request: pytest.FixtureRequest) -> Any:
+    """The DSN of PostgreSQL, then MySQL and MariaDB: every kind of server whose changes are captured."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=BINLOG_SERVERS)
 def binlog_server(request: pytest.FixtureRequest) -> BinlogServer:
     """MySQL, then MariaDB: a server that runs and holds no database of a test."""
     server: BinlogServer = request.getfixturevalue(request.param)

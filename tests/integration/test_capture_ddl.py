@@ -77,15 +77,9 @@ class Database:
             self.run(f"ALTER TABLE orders ALTER COLUMN {column} TYPE {native or kind}")
 
 
-@pytest.fixture(
-    params=[
-        "postgres",
-        pytest.param("mysql", marks=pytest.mark.mysql),
-        pytest.param("mariadb", marks=pytest.mark.mariadb),
-    ]
-)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    return Database(request.getfixturevalue(request.param), tmp_path)
+@pytest.fixture
+def database(captured_server: Any, tmp_path: Path) -> Database:
+    return Database(captured_server, tmp_path)
 
 
 def silent(options: PipelineOptions) -> list[dict[str, Any]]:

@@ -90,15 +90,9 @@ class Database:
         assert delta_rows(self.folder / "lake" / table, *columns.split(", ")) == self.rows(table, columns)
 
 
-@pytest.fixture(
-    params=[
-        "postgres",
-        pytest.param("mysql", marks=pytest.mark.mysql),
-        pytest.param("mariadb", marks=pytest.mark.mariadb),
-    ]
-)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    return Database(request.getfixturevalue(request.param), tmp_path)
+@pytest.fixture
+def database(captured_server: Any, tmp_path: Path) -> Database:
+    return Database(captured_server, tmp_path)
 
 
 def tables_in(folder: Path) -> list[str]:

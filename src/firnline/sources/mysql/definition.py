@@ -12,7 +12,7 @@ from typing import Any
 from firnline.errors import SourceError
 from firnline.sources.mysql import charsets, tables
 from firnline.sources.mysql.convert import select_date
-from firnline.sources.mysql.server import Server, query
+from firnline.sources.mysql.server import Server, query, quoted, quoted_table
 from firnline.sources.mysql.tables import Table, TypeOf, make_table
 from firnline.types import Json
 
@@ -80,17 +80,6 @@ class Definition:
             parts.append(f"({' AND '.join([*same, is_greater])})")
             same.append(is_same)
         return " OR ".join(parts)
-
-
-def quoted(name: str) -> str:
-    """Return a name of a table or column for a statement."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def quoted_table(table: str) -> str:
-    """Return a table, given as database.table, for a statement."""
-    database, _, name = table.partition(".")
-    return f"{quoted(database)}.{quoted(name)}"
 
 
 def read_definition(db: Any, server: Server, table: str) -> Definition:

@@ -159,17 +159,24 @@ def find_dotted(db: Any, server: Server) -> list[str]:
 
 def find_key(db: Any, server: Server, table: str) -> tuple[str, ...]:
     """Return the columns of a table's primary key, in its order; none if it has no such key."""
-    rows = query(db, server.host, f"SHOW INDEX FROM {_quoted(table)} WHERE Key_name = 'PRIMARY'")
+    rows = query(db, server.host, f"SHOW INDEX FROM {quoted_table(table)} WHERE Key_name = 'PRIMARY'")
     return tuple(str(row[4]) for row in sorted(rows, key=lambda row: int(row[3])))
 
 
 def find_columns(db: Any, server: Server, table: str) -> list[str]:
     """Return the columns of a table, in their order."""
-    return [str(row[0]) for row in query(db, server.host, f"SHOW COLUMNS FROM {_quoted(table)}")]
+    return [str(row[0]) for row in query(db, server.host, f"SHOW COLUMNS FROM {quoted_table(table)}")]
 
 
-def _quoted(table: str) -> str:
-    return ".".join("`" + part.replace("`", "``") + "`" for part in table.split(".", 1))
+def quoted(name: str) -> str:
+    """Return a name of a table or column for a statement."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quoted_table(table: str) -> str:
+    """Return a table, given as database.table, for a statement."""
+    database, _, name = table.partition(".")
+    return f"{quoted(database)}.{quoted(name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +275,7 @@ def find_cascades(db: Any, server: Server, tables: Iterable[str]) -> list[tuple[
     for table in tables:
         # The catalogue's list of foreign keys needs more rights than reading the table.
         try:
-            text = str(query(db, server.host, f"SHOW CREATE TABLE {_quoted(table)}")[0][1])
+            text = str(query(db, server.host, f"SHOW CREATE TABLE {quoted_table(table)}")[0][1])
         except SourceError as error:
             if getattr(error.__cause__, "args", (0,))[0] != _NO_TABLE:  # it is gone, with its keys
                 raise

@@ -25,7 +25,7 @@ from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, Table
 from firnline.sources.mysql import chunk as chunks
 from firnline.sources.mysql import select_kernel
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
-from firnline.sources.mysql.definition import Definition, key_value, quoted, quoted_table, read_definition
+from firnline.sources.mysql.definition import Definition, key_value, read_definition
 from firnline.sources.mysql.events import place_order
 from firnline.sources.mysql.results import Result, RowReader, error_number
 from firnline.sources.mysql.server import (
@@ -35,6 +35,8 @@ from firnline.sources.mysql.server import (
     log_place,
     logged_gtids,
     query,
+    quoted,
+    quoted_table,
     read_server,
     version_of,
 )
