@@ -12,7 +12,7 @@ RUN apt-get update \
 COPY constraints.txt /tmp/constraints.txt
 COPY deploy/entrypoint.sh /usr/local/bin/firnline-entrypoint
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[kafka,mysql,postgres,redis]" \
+RUN pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/*.whl)[kafka,mysql,openlineage,otel,postgres,redis]" \
     && rm -r /wheels /tmp/constraints.txt \
     && useradd --uid 10001 --create-home firnline && chmod -R a+rwX /home/firnline \
     && mkdir /pipeline && chown firnline /pipeline \

@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/ensure_java.sh
 	@bash scripts/ensure_java.sh
 	@echo "installing into $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,docs,kafka,mysql,postgres,redis]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench,docs,kafka,mysql,openlineage,otel,postgres,redis,serve]'
 	@echo "preparing the decoder and Spark (once)"
 	@$(BIN)/firnline prepare
 	@touch $@

@@ -26,6 +26,7 @@ from benchmarks import (
     kafka_source,
     postgres_sink,
     redis_sink,
+    service,
     staging,
     starts,
     state,
@@ -73,6 +74,10 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "restart": state.restart,
     "rescale": state.rescale,
     "exchange": state_exchange.exchange_choice,
+    "service-overview": service.overview,
+    "service-memory": service.memory,
+    "service-rate": service.rate,
+    "service-viewers": service.viewers,
     "growth": stores.growth,  # last: it deletes so many files that the disk is slow for a while
 }
 

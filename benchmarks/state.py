@@ -37,6 +37,11 @@ def _rows(world: World) -> int:
     return max(1000, int(100_000 * world.scale))
 
 
+def _epochs(world: World) -> int:
+    """The epochs of a round, the first of which is not counted."""
+    return 1 + world.rounds(EACH)
+
+
 def _keys(world: World) -> int:
     """Of the larger state."""
     return int((10_000_000 if _is_proof() else 1_000_000) * max(world.scale, 0.005))
@@ -89,7 +94,7 @@ def keyed_aggregation(world: World) -> list[Row]:
         sides["transform"] = transform.run
     times: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(world.rounds(ROUNDS) + 1):  # the first fills the state
-        new = inputs.add(1 + EACH, rows) if number else inputs.load()
+        new = inputs.add(_epochs(world), rows) if number else inputs.load()
         _link(new[:2] if number else new, fewer)
         for side, run in sides.items():
             found = run()
@@ -138,7 +143,7 @@ def state_size(world: World) -> list[Row]:
     for number in range(world.rounds(ROUNDS) + 1):
         for keys in sizes:
             pipeline = _loaded(world, keys)
-            pipeline.inputs.add(1 + EACH, rows)
+            pipeline.inputs.add(_epochs(world), rows)
             found = run_totals(world.engine, pipeline.options()).warm_seconds()
             times[keys] += found if number else []
     ours, peer = p50(times[large]), p50(times[large // 10])

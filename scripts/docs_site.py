@@ -20,6 +20,7 @@ PAGES = {  # path in the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.md",
+    "examples/python/README.md": "examples/python.md",
     "examples/tracking/README.md": "examples/tracking.md",
     "examples/chain/README.md": "examples/chain.md",
     "examples/orders/README.md": "examples/orders.md",

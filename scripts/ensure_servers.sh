@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests start servers of their own: PostgreSQL, Redis, MariaDB, MySQL and a Kafka broker. Use their programs if they
 # are there, install them where that is allowed, else say what to type. No server of the system is needed, started or
-# touched. MySQL and PostgreSQL 17 are fetched, not installed; tests that need them are skipped where they cannot be had.
+# touched. MySQL and PostgreSQL 17 are fetched, not installed; tests that need them are skipped where they cannot be had,
+# and so are those of the dashboard, which need Chromium.
 # With the argument `postgres`, only PostgreSQL is looked for.
 set -euo pipefail
 
@@ -18,6 +19,10 @@ has_redis() {
 
 has_mariadb() {
   command -v mariadb-install-db >/dev/null 2>&1 && { command -v mariadbd >/dev/null 2>&1 || [ -x /usr/sbin/mariadbd ]; }
+}
+
+has_chromium() {
+  command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1
 }
 
 has_maven() {
@@ -64,6 +69,11 @@ fi
 if ! has_mariadb; then
   install MariaDB "mariadb-server-core mariadb-client-core"
   has_mariadb || missing "MariaDB's programs (mariadbd, mariadb-install-db)" "mariadb-server-core mariadb-client-core"
+fi
+
+if ! has_chromium; then
+  install Chromium chromium
+  has_chromium || echo "no Chromium: the tests of the dashboard will be skipped (sudo apt-get install chromium)" >&2
 fi
 
 bash "$scripts/fetch_mysql.sh" || echo "the tests that need MySQL will be skipped" >&2

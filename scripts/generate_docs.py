@@ -144,11 +144,15 @@ def _about(prop: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def metrics_page() -> str:
-    from firnline.clock import monotonic
+    from firnline.clock import SystemClock, monotonic
     from firnline.committer.service import CommitterObserver
     from firnline.run.observer import Comparison, EpochFacts, SinkLag
+    from firnline.service.glance import Glance
     from firnline.service.health import CommitterHealth
     from firnline.service.metrics import PipelineMetrics, StagingMetrics
+    from firnline.service.overview_metrics import OverviewMetrics
+    from firnline.service.registry import Registered
+    from firnline.service.supervise.supervisor import Seen
     from firnline.sources.base import Backlog
     from firnline.stores.replicator import Replication
 
@@ -165,17 +169,23 @@ def metrics_page() -> str:
     lines.append(
         "`firnline run --metrics-port N` and `firnline committer --metrics-port N` serve Prometheus metrics on "
         "`127.0.0.1:N/metrics`; `--metrics-host` serves elsewhere, see [who may read](#who-may-read). Every metric has the label `pipeline`; none has a path, a key or a run id. Those "
-        "of a committer have the label `table`: the name of the table's folder. In a two-stage table an epoch counts as "
+        "of a committer have the label `table`: the name of the table's folder. `firnline serve` answers `/metrics` to a "
+        "token with the role read. In a two-stage table an epoch counts as "
         "staged until the committer has committed it.\n"
     )
+    seen = [
+        Seen(Registered("flights", Path("flights.yml")), Glance("flights", SystemClock().now().isoformat(), "running"))
+    ]
     for title, collector in (
         ("A run", running),
         ("A committer", StagingMetrics(CommitterObserver(), CommitterHealth(monotonic))),
+        ("The service", OverviewMetrics(lambda: seen, SystemClock())),
     ):
-        lines += [f"## {title}\n", "| metric | type | meaning |", "|---|---|---|"]
+        lines += [f"## {title}\n", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for family in collector.collect():
             name = family.name + ("_total" if family.type == "counter" else "")
-            lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
+            labels = ", ".join(f"`{label}`" for label in family._labelnames if label != "pipeline")
+            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
         lines.append("")
     lines.append(
         "## Health\n\n`/healthz` answers 200 while the pipeline works, and 503 with the reason in JSON when it has failed, is "

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from firnline.options import PipelineOptions
+    from tests.support.browser import Browser
     from tests.support.kafka import KafkaServer
     from tests.support.keyed import KeyedInput
     from tests.support.mariadb import MariaDbServer
@@ -210,3 +211,15 @@ def binlog_server(request: pytest.FixtureRequest) -> BinlogServer:
     """MySQL, then MariaDB: a server that runs and holds no database of a test."""
     server: BinlogServer = request.getfixturevalue(request.param)
     return server
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium; the test is skipped where there is none."""
+    from tests.support.browser import Browser, find_browser
+
+    program = find_browser()
+    if program is None:
+        pytest.skip("the dashboard's tests need chromium: bash scripts/ensure_servers.sh")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as found:
+        yield found

@@ -1,8 +1,9 @@
-"""The system clock: the time in UTC, and seconds that never go back."""
+"""The system clock: the time in UTC, seconds that never go back, and random pauses."""
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,16 @@ class SteadySeconds:
 
 
 monotonic = SteadySeconds()
+_CHANCE = random.SystemRandom()
+
+
+def jitter(shortest: float, longest: float) -> float:
+    """Return a random number between two, for pauses that processes must not share.
+
+    It leaves the generator of the module `random` alone: its state and its seed belong to the user's program, and two
+    programs with one seed would wait for the same times.
+    """
+    return _CHANCE.uniform(shortest, longest)
 
 
 class SystemClock:
@@ -57,3 +68,11 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def seconds_since(moment: str, now: datetime) -> float | None:
+    """Return the seconds since a recorded time; None if the text is not a time with a zone."""
+    try:
+        return round((now - datetime.fromisoformat(moment)).total_seconds(), 1)
+    except (ValueError, TypeError, OverflowError):
+        return None

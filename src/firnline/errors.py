@@ -52,7 +52,8 @@
        |- StateIncompleteError     a state checkpoint was never completed, or was aborted
        |- StateConflictError       another process began or decided the same state checkpoint
        |- StateLostError           no tier has an operator's state, and a replay cannot rebuild it
-       `- RollbackRefusedError     the rollback is not possible; the message gives the reason
+       |- RollbackRefusedError     the rollback is not possible; the message gives the reason
+       `- PlanChangedError         what was planned is no longer what would be done
 
 Every error has a stable `code`, whether a retry is safe, and a hint at the next step. Errors survive
 pickling, because Spark workers raise them too.
@@ -60,6 +61,7 @@ pickling, because Spark workers raise them too.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
@@ -95,6 +97,7 @@ __all__ = [
     "OutboxDamagedError",
     "OutboxFullError",
     "OutboxLostError",
+    "PlanChangedError",
     "RollbackRefusedError",
     "SchemaError",
     "SinkDivergedError",
@@ -234,6 +237,22 @@ def find_denied(error: BaseException | None) -> AccessError | None:
     return None
 
 
+def hint_at_full_disk(error: FirnlineError) -> None:
+    """Give an error whose cause is a full disk the hint to free space."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or any(text in str(cause) for text in _FULL):
+            path = getattr(cause, "filename", None)
+            where = f" for {os.fsdecode(path)}" if path else ""
+            error.hint = f"The disk is full: free some space{where}, then run again. What is committed is safe."
+            return
+        cause = cause.__cause__ or cause.__context__
+
+
+_FULL = ("[Errno 28]", "No space left on device", "Disk quota exceeded")
 _DENIED = (
     re.compile(r"\[Errno 13\] Permission denied: '([^']+)'"),
     re.compile(r"((?:/[^/\s:]+)+)[^/]{0,80}Permission denied \(os error 13\)"),
@@ -310,7 +329,8 @@ class SourceGapError(SourceError):
     exit_code = 1
     default_hint = (
         "Restore what is missing, or read the rest into a pipeline of another name, with `start` behind the gap. Of a "
-        "captured database: run once with --resnapshot TABLE for every table, or with --accept-gap."
+        "captured database: read all tables again with `firnline run --resnapshot-all`, or lose what changed in "
+        "between: `firnline run --accept-gap`."
     )
 
 
@@ -650,3 +670,10 @@ class RollbackRefusedError(CheckpointError):
 
     code = "rollback-refused"
     default_hint = "`firnline checkpoints` lists the epochs to which a rollback is possible."
+
+
+class PlanChangedError(CheckpointError):
+    """What was planned and agreed to is no longer what would be done; nothing was changed but the generation."""
+
+    code = "plan-changed"
+    default_hint = "Look at a new plan, then confirm that one."

@@ -57,10 +57,21 @@ class HttpAddress:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine."""
+    return host == "localhost" or is_loopback_address(host)
+
+
+def is_loopback_address(text: str) -> bool:
+    """Whether a text is an address of this machine as seen from itself, and no name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(text).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False
+
+
+def without_port(header: str) -> str:
+    """Return a Host header without the port that it may end with."""
+    host, _, port = header.rpartition(":")
+    return host if port.isdigit() else header
 
 
 def tls_context(ca_file: str) -> ssl.SSLContext:

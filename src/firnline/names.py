@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime
+from datetime import date, datetime
 
 from firnline.types import EntryRef
+
+
+def _numbered(number: int) -> str:
+    return f"{number:020d}.json"
+
+
+def _number_of(key: str) -> int | None:
+    """The number of such a file, by its key; None for any other file."""
+    found = re.fullmatch(r"([0-9]{20})\.json", key.rpartition("/")[2])
+    return int(found.group(1)) if found else None
+
 
 # -- folders of a table -------------------------------------------------------------------------------
 
@@ -77,13 +88,12 @@ def fill_folder(pipeline: str, sink: str = "") -> str:
 
 def fill_name(epoch: int) -> str:
     """The file name of the list of rows of one epoch for a sink that is being filled."""
-    return f"{epoch:020d}.json"
+    return _numbered(epoch)
 
 
 def fill_epoch(key: str) -> int | None:
     """The epoch of such a list, by its key; None for any other file."""
-    found = re.fullmatch(r"([0-9]{20})\.json", key.rpartition("/")[2])
-    return int(found.group(1)) if found else None
+    return _number_of(key)
 
 
 def spool_folder(pipeline: str, source: str) -> str:
@@ -126,13 +136,12 @@ def progress_folder(pipeline: str, sink: str) -> str:
 
 def progress_name(number: int) -> str:
     """The file name of a sink's progress; the highest number counts."""
-    return f"{number:020d}.json"
+    return _numbered(number)
 
 
 def progress_number(key: str) -> int | None:
     """The number of a file of a sink's progress; None for any other file."""
-    found = re.fullmatch(r"([0-9]{20})\.json", key.rpartition("/")[2])
-    return int(found.group(1)) if found else None
+    return _number_of(key)
 
 
 def exchange_folder(pipeline: str) -> str:
@@ -153,6 +162,90 @@ def commit_exchange_folder(pipeline: str, attempt: str) -> str:
 def runs_folder(pipeline: str) -> str:
     """The folder of the records of runs."""
     return f"{HOME}/{pipeline}/runs"
+
+
+def wanted_folder(pipeline: str) -> str:
+    """The folder of what operators want of a pipeline."""
+    return f"{HOME}/{pipeline}/wanted"
+
+
+def wish_name(number: int) -> str:
+    """The file name of what an operator wants; the highest number counts."""
+    return _numbered(number)
+
+
+def wish_number(key: str) -> int | None:
+    """The number of such a file; None for any other file."""
+    return _number_of(key)
+
+
+def trend_folder(pipeline: str) -> str:
+    """The folder of durations, rows and lag of the last days."""
+    return f"{HOME}/{pipeline}/trend"
+
+
+def trend_name(day: date) -> str:
+    """The file name of the trend of a day, in UTC."""
+    return f"{day.isoformat()}.json"
+
+
+def trend_day(key: str) -> date | None:
+    """The day of a file of the trend; None for any other file."""
+    found = re.fullmatch(r"([0-9]{4}-[0-9]{2}-[0-9]{2})\.json", key.rpartition("/")[2])
+    try:
+        return date.fromisoformat(found.group(1)) if found else None
+    except ValueError:
+        return None
+
+
+def launches_folder(pipeline: str) -> str:
+    """The folder of runs that the service started: who started them, their output, and how they ended."""
+    return f"{HOME}/{pipeline}/launches"
+
+
+_LAUNCH = re.compile(r"([0-9]{12}-[0-9]{6})\.(begun|process|exit|beat)\.json")
+
+
+def launch_id(wish: int, attempt: int) -> str:
+    """The id of a launch: the wish that it obeys, and which try it is. Ids sort by wish and try, whatever the clock."""
+    return f"{wish:012d}-{attempt:06d}"
+
+
+def launch_numbers(launch: str) -> tuple[int, int]:
+    """The wish and the try of a launch, from its id."""
+    wish, _, attempt = launch.partition("-")
+    return int(wish), int(attempt)
+
+
+def launch_name(launch: str, part: str) -> str:
+    """The file name of one part of the record of a launch: begun, process, exit or beat."""
+    return f"{launch}.{part}.json"
+
+
+def launch_parts(key: str) -> tuple[str, str] | None:
+    """The launch and the part of its record that a file holds; None for any other file."""
+    found = _LAUNCH.fullmatch(key.rpartition("/")[2])
+    return (found.group(1), found.group(2)) if found else None
+
+
+def launch_log(launch: str) -> str:
+    """The file name of the output of a launch."""
+    return f"{launch}.log"
+
+
+PLANS_FOLDER = "plans"  # in the folder of the service
+_PLAN = re.compile(r"([0-9a-f]{16})\.(plan|confirmed|receipt)\.json")
+
+
+def plan_name(plan: str, part: str) -> str:
+    """The file name of a plan, of its confirmation, or of its receipt once it was performed."""
+    return f"{plan}.{part}.json"
+
+
+def plan_of(key: str) -> str | None:
+    """The id of the plan that a file belongs to; None for any other file."""
+    found = _PLAN.fullmatch(key.rpartition("/")[2])
+    return found.group(1) if found else None
 
 
 def requests_folder(pipeline: str) -> str:
@@ -296,6 +389,18 @@ def request_name(unique: str) -> str:
     return f"{unique}.json"
 
 
+def resync_request(sink: str, epoch: int, source: str, table: str) -> str:
+    """The name of the request to read a table again for a sink that goes on after an epoch."""
+    digest = hashlib.sha256("\0".join([sink, source, table]).encode()).hexdigest()[:16]
+    return f"resync-{epoch}-{digest}"
+
+
+def join_request(epoch: int, source: str, table: str) -> str:
+    """The name of the request to read a table for sinks that begin after an epoch: the same for all of them."""
+    table_hash = hashlib.sha256(f"{source}\0{table}".encode()).hexdigest()[:16]
+    return f"join-{epoch}-{table_hash}"
+
+
 def probe_key(pipeline: str, run: str) -> str:
     """The key that a run writes to find out whether the storage refuses to overwrite."""
     return f"{HOME}/{pipeline}/probe-{run}"
@@ -335,6 +440,14 @@ def restore_pin(attempt: str) -> str:
 def compaction_pin(attempt: str) -> str:
     """The key of the pin of a compaction in progress."""
     return f"{PINS}/compaction-{attempt}.json"
+
+
+TOPOLOGY_PIN = "topology-"  # what the names of all pins of topologies' snapshots start with
+
+
+def topology_pin(snapshot: str) -> str:
+    """The key of the pin of a topology's snapshot."""
+    return f"{PINS}/{TOPOLOGY_PIN}{snapshot}.json"
 
 
 def state_pins(pipeline: str) -> str:
@@ -601,3 +714,70 @@ def kafka_checkpoint_topic(pipeline: str, sink: str) -> str:
 def kafka_transactional_id(pipeline: str, sink: str, lane: int) -> str:
     """The transactional id of one lane of a Kafka sink."""
     return f"{kafka_checkpoint_topic(pipeline, sink)}.{lane}"
+
+
+# -- a topology's home ----------------------------------------------------------------------------------
+
+TOPOLOGIES = "_topology"  # in the home of a topology
+
+
+def topology_snapshots(topology: str) -> str:
+    """The folder of a topology's snapshots."""
+    return f"{TOPOLOGIES}/{topology}/snapshots"
+
+
+def snapshot_order(topology: str, snapshot: str) -> str:
+    """The key of the order of a snapshot."""
+    return f"{topology_snapshots(topology)}/{snapshot}/order.json"
+
+
+def snapshot_outcome(topology: str, snapshot: str) -> str:
+    """The key of the outcome of a snapshot, which is created once."""
+    return f"{topology_snapshots(topology)}/{snapshot}/outcome.json"
+
+
+def snapshot_dropped(topology: str, snapshot: str) -> str:
+    """The key of the record that a snapshot is no longer kept."""
+    return f"{topology_snapshots(topology)}/{snapshot}/dropped.json"
+
+
+def topology_restores(topology: str) -> str:
+    """The folder of a topology's restores."""
+    return f"{TOPOLOGIES}/{topology}/restores"
+
+
+def restore_file(topology: str, restore: str, part: str) -> str:
+    """The key of a part of a restore: its order, its decision or its outcome. The last two are created once."""
+    return f"{topology_restores(topology)}/{restore}/{part}.json"
+
+
+def restore_of(topology: str, key: str) -> str | None:
+    """The restore whose order has this key; None for any other file."""
+    found = re.fullmatch(rf"{re.escape(topology_restores(topology))}/([^/]+)/order\.json", key)
+    return found[1] if found else None
+
+
+def holds_folder(pipeline: str) -> str:
+    """The folder of holds of topologies' restores, in the home of a member."""
+    return f"{pipeline_folder(pipeline)}/holds"
+
+
+def hold_key(pipeline: str, restore: str) -> str:
+    """The key of the hold of one restore."""
+    return f"{holds_folder(pipeline)}/{restore}.json"
+
+
+def snapshot_of(topology: str, key: str) -> str | None:
+    """The snapshot whose order has this key; None for any other file."""
+    found = re.fullmatch(rf"{re.escape(topology_snapshots(topology))}/([^/]+)/order\.json", key)
+    return found[1] if found else None
+
+
+def asked_snapshots(pipeline: str) -> str:
+    """The folder of requests to record a topology's snapshot, in the home of a member."""
+    return f"{pipeline_folder(pipeline)}/snapshots"
+
+
+def asked_snapshot(pipeline: str, snapshot: str) -> str:
+    """The key of a request to record a topology's snapshot."""
+    return f"{asked_snapshots(pipeline)}/{snapshot}.json"

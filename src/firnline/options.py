@@ -165,6 +165,12 @@ class SinkOptions:
         return False
 
     @property
+    def joins(self) -> str | None:
+        """What a sink that is no follower gets if it is added to a pipeline with history: `now`, `snapshot`, or empty
+        if the spec does not say it. None: it cannot be added."""
+        return None
+
+    @property
     def strict_columns(self) -> Mapping[str, StrictColumn]:
         """The columns of records on which the sink relies apart from `key`."""
         return {}

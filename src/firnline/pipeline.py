@@ -5,25 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firnline.errors import ConfigError, NotRunningError
+from firnline.clock import SystemClock
+from firnline.errors import AlreadyRunningError, ConfigError, FirnlineError, NotRunningError
 from firnline.graph import stateful
 from firnline.history.schemas import RecordedSchema, load_schema_history
 from firnline.history.status import PipelineStatus, load_status
 from firnline.jobs.spark import SparkEngine
 from firnline.options import PipelineOptions
 from firnline.run.control import serving_control
-from firnline.run.observer import Observer
+from firnline.run.events import Event, EventLog
+from firnline.run.observer import Observer, Observers
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.runner import Runner, RunResult
-from firnline.run.standby import holding_lease
+from firnline.run.standby import editing_history, holding_lease
+from firnline.run.status import RunStatus
+from firnline.run.trend import TrendLog
 from firnline.sources.registry import warm_up
 from firnline.spec.build import build_options, load_options
 from firnline.spec.loading import parse_spec
+from firnline.telemetry.opening import open_telemetry
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -31,11 +38,90 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from firnline.history.edits.rollback import RollbackPlan
+    from firnline.history.savepoints.catalog import SavepointInfo
     from firnline.history.state import StateView
 
 logger = logging.getLogger(__name__)
 
+_STARTING = threading.Lock()
+_STARTED: dict[tuple[str, str], object] = {}  # the runs of this process that `start` began, by pipeline and home
+
 _ENDED_SECONDS = 0.2  # how often a wait for a checkpoint checks whether the run has ended
+
+
+class Run:
+    """A run on a thread of its own, as `Pipeline.start` returns it. All methods may be called from any thread."""
+
+    def __init__(self, runner: Runner, events: EventLog, result: Future[RunResult]) -> None:
+        self._runner = runner
+        self._events = events
+        self._result = result
+
+    @property
+    def id(self) -> str:
+        """The id of the run, as the run history has it."""
+        return self._runner.run_id
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has ended."""
+        return self._result.done()
+
+    def pause(self) -> bool:
+        """Pause planning; epochs in flight are committed. False if it was already paused."""
+        return self._runner.pause()
+
+    def resume(self) -> bool:
+        """Let the paused run continue; False if it was not paused."""
+        return self._runner.resume()
+
+    def stop(self) -> None:
+        """Stop after the epochs in flight; returns at once. May be called from a signal handler."""
+        self._runner.stop()
+
+    def wait(self, timeout: float | None = None) -> RunResult:
+        """Wait until the run has ended, and return its result.
+
+        Raises:
+            TimeoutError: it has not ended after `timeout` seconds, and goes on.
+            FirnlineError: the run failed. Committed epochs stay; running again is safe if `error.retryable`.
+        """
+        return self._result.result(timeout)
+
+    def status(self) -> RunStatus:
+        """Return the state (starting, running, pausing, paused, stopping, ended), the epoch, and epochs in flight."""
+        return self._runner.status()
+
+    def events(self, timeout: float | None = None) -> Iterator[Event]:
+        """Yield what happens, from the oldest event that is kept, until the run has ended.
+
+        Args:
+            timeout: End if nothing happens for so many seconds.
+        """
+        return self._events.read(timeout)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop()
+        try:
+            self.wait()
+        except FirnlineError:
+            if kind is None:  # an error of the block is the one to report
+                raise
+
+
+@contextmanager
+def _started(key: tuple[str, str], mine: object) -> Iterator[None]:
+    """Let the pipeline be started again once its run has ended, before anybody who waits for the run learns that."""
+    try:
+        yield
+    finally:
+        with _STARTING:
+            if _STARTED.get(key) is mine:
+                del _STARTED[key]
 
 
 class Pipeline:
@@ -104,10 +190,75 @@ class Pipeline:
             AlreadyRunningError: another run is alive; with `once`, only if there is something to do.
             FirnlineError: the run failed. Committed epochs stay; running again is safe if `error.retryable`.
         """
+        return self._run(lambda _: None, observer, once=once, strict_store=strict_store, take_over=take_over)
+
+    def start(
+        self,
+        *,
+        once: bool = False,
+        observer: Observer | None = None,
+        strict_store: bool = False,
+        take_over: bool = False,
+    ) -> Run:
+        """Run on a thread of its own, and return a handle for it once the run can be controlled.
+
+        The handle is a context manager that stops the run at the end of its block. The arguments are those of `run`.
+        The thread does not hold up the end of the process, which is as safe as a kill at any other moment.
+
+        Raises:
+            ConfigError: the pipeline cannot be opened. All later errors come from `Run.wait`.
+            AlreadyRunningError: this process runs the pipeline already, and `take_over` is false.
+        """
+        key = (self.options.name, self.options.home.root)
+        mine = object()
+        with _STARTING:
+            if key in _STARTED and not take_over:
+                raise AlreadyRunningError(
+                    f"this process runs {self.options.name!r} already",
+                    hint="Stop that run and wait for it, or start this one with take_over=True, which ends it.",
+                )
+            _STARTED[key] = mine
+        events = EventLog(SystemClock())
+        observers = events if observer is None else Observers(events, observer)
+        found: Future[Runner] = Future()
+        result: Future[RunResult] = Future()
+
+        def run() -> None:
+            try:
+                with _started(key, mine):
+                    ended = self._run(
+                        found.set_result, observers, once=once, strict_store=strict_store, take_over=take_over
+                    )
+                result.set_result(ended)
+            except BaseException as error:
+                result.set_exception(error)
+                if not found.done():
+                    found.set_exception(error)
+            finally:
+                events.close()
+
+        threading.Thread(target=run, name=f"firnline run of {self.options.name}", daemon=True).start()
+        return Run(found.result(), events, result)
+
+    def _run(
+        self,
+        opened: Callable[[Runner], None],
+        observer: Observer | None,
+        *,
+        once: bool,
+        strict_store: bool,
+        take_over: bool,
+    ) -> RunResult:
+        """Run in this thread; calls `opened` once the run can be controlled."""
         options = self.options
         engine = SparkEngine(options.name, options.spark, prepare=lambda: warm_up(options.sources))
         try:
-            runner = Runner(open_pipeline(options, once=once, strict_store=strict_store), engine, observer, once=once)
+            pipeline = open_pipeline(options, once=once, strict_store=strict_store)
+            trend = TrendLog(pipeline.storage, options.name, pipeline.clock)
+            told = open_telemetry(options, pipeline.clock, os.environ, logger.warning)
+            observers = Observers(trend, *told, *([observer] if observer else []))
+            runner = Runner(pipeline, engine, observers, once=once)
+            opened(runner)
             with ExitStack() as stack:
                 stack.enter_context(self._running(runner))
                 take_lease = stack.enter_context(
@@ -232,6 +383,70 @@ class Pipeline:
             return epoch
         plan, _ = Rollback(pipeline, epoch).perform(pipeline.ids.new())
         return plan.new_epoch
+
+    def checkpoints(self, limit: int | None = 20, before: int | None = None) -> list[dict[str, Json]]:
+        """Read the newest checkpoints, at most `limit`, all before the epoch `before`; the fields are those of
+        `firnline checkpoints --json`."""
+        from firnline.history.checkpoints import load_checkpoints
+        from firnline.history.store import read_with_store
+
+        pipeline = open_pipeline(self.options)
+        read = partial(load_checkpoints, pipeline, limit, before=before)
+        return read_with_store(pipeline, lambda store: read(store), logger.warning).checkpoints
+
+    def plan_rollback(self, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = ()) -> RollbackPlan:
+        """Return what a rollback would do; changes nothing. `refusals` says why it is not possible.
+
+        Args:
+            to_epoch: The epoch to go back to.
+            accept: Names of other writers whose later rows may be lost.
+            leave: Sinks that keep their rows, and get them again.
+        """
+        from firnline.history.edits.rollback import Rollback
+
+        return Rollback(open_pipeline(self.options), to_epoch, accept=accept, leave=leave).plan()
+
+    def rollback(
+        self, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = (), take_over: bool = False
+    ) -> RollbackPlan:
+        """Roll tables, columns, state and checkpoint back to an earlier epoch, together; returns the plan performed.
+
+        The next run reads the input after that epoch again. The arguments are those of `plan_rollback`.
+
+        Args:
+            take_over: Do it even while a run is alive, which then ends as fenced.
+
+        Raises:
+            AlreadyRunningError: a run is alive.
+            RollbackRefusedError: the rollback is not possible; the message gives the reason.
+        """
+        from firnline.history.edits.rollback import Rollback
+
+        pipeline = open_pipeline(self.options)
+        edit = Rollback(pipeline, to_epoch, accept=accept, leave=leave)
+        edit.plan().check()  # a refusal must not end a run
+        run = pipeline.ids.new()
+        with editing_history(self.options, run, logger.info, take_over=take_over):
+            return edit.perform(run)[0]
+
+    def create_savepoint(self, path: str | None = None, *, copy: bool = False) -> str:
+        """Save the newest epoch; returns the path of the savepoint.
+
+        Args:
+            path: A new folder or URI; by default below `savepoints/` beside the checkpoint store.
+            copy: Copy the data files and the operators' state, too.
+        """
+        from firnline.history.savepoints.create import create_savepoint
+
+        pipeline = open_pipeline(self.options)
+        options = dict(self.options.home.storage_options)
+        return create_savepoint(pipeline, path, copy=copy, run=pipeline.ids.new(), storage_options=options)[1]
+
+    def savepoints(self) -> list[SavepointInfo]:
+        """Read the savepoints of the pipeline."""
+        from firnline.history.savepoints.catalog import list_savepoints
+
+        return list_savepoints(open_pipeline(self.options), dict(self.options.home.storage_options))
 
     def restored_position(self) -> dict[str, Json] | None:
         """Read the positions of the sources, by name, from which the next run resumes; None before the first epoch."""

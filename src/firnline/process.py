@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -40,7 +40,12 @@ def this_process() -> Process:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in containers
         user = str(os.getuid())
-    return Process(user, socket.gethostname(), os.getpid(), _start_of_this_process())
+    return Process(user, socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+
+
+def find_process(pid: int) -> Process:
+    """A process of this machine that the caller started."""
+    return replace(this_process(), pid=pid, start=_start_of(pid))
 
 
 def is_this_host(host: Json) -> bool:
@@ -71,8 +76,26 @@ def has_exited(host: str, pid: int, start: str = "") -> bool:
     return False
 
 
-def _start_of_this_process() -> str:
-    system, ticks = _this_system(), _start_ticks(os.getpid())
+def is_running(process: Process) -> bool | None:
+    """Whether a process runs. Yes and no are certain; None: it is of another host, boot or container, and only its own
+    system can tell."""
+    if not is_this_host(process.host):
+        return None
+    system, _, ticks = process.start.rpartition(" ")
+    if process.start and system != _this_system():
+        return None
+    found = _start_ticks(process.pid) if process.start else None
+    return found == ticks if found is not None else not has_exited(process.host, process.pid)
+
+
+def is_former_boot(process: Process) -> bool:
+    """Whether a process belongs to an earlier boot of this host, or to another machine with its name."""
+    boot = process.start.partition(" ")[0]
+    return bool(is_this_host(process.host) and boot and boot != _this_system().partition(" ")[0])
+
+
+def _start_of(pid: int) -> str:
+    system, ticks = _this_system(), _start_ticks(pid)
     return f"{system} {ticks}" if system and ticks else ""
 
 

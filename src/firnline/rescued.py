@@ -25,12 +25,14 @@ class Rescued:
     file: str = ""  # the input of the first value
     line: int | None = None
     source: str = ""  # the port of the source
+    table: str = ""  # the captured table, with its schema; empty for other sources
     wider: Mapping[str, int] = field(default_factory=dict)  # by type: values that a column of that type would hold
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON, for the driver and the ledger."""
         return {
             "source": self.source,
+            **({"table": self.table} if self.table else {}),
             "column": self.column,
             "values": self.values,
             "expected": self.expected,
@@ -52,13 +54,19 @@ class Rescued:
             file=str(value.get("file", "")),
             line=None if line is None else int(line),
             source=str(value.get("source", "")),
+            table=str(value.get("table", "")),
             wider=dict(value.get("wider", {})),
         )
+
+    @property
+    def name(self) -> str:
+        """The column, behind its table if it is one of a database: `shop.orders.due`."""
+        return f"{self.table}.{self.column}" if self.table else self.column
 
     def text(self) -> str:
         """Return `1,000 values of price (expected int64, first: in/b.json line 1: 1.5)`."""
         count = f"{self.values:,} {'value' if self.values == 1 else 'values'}"
-        of = {UNKNOWN_FIELDS: "unknown fields", OTHER_COLUMNS: "other columns"}.get(self.column, self.column)
+        of = {UNKNOWN_FIELDS: "unknown fields", OTHER_COLUMNS: "other columns"}.get(self.column, self.name)
         line = f" line {self.line}" if self.line is not None else ""
         first = f"first: {self.file}{line}: {self.first}" if self.first else ""
         facts = ", ".join(([f"expected {self.expected}"] if self.expected else []) + ([first] if first else []))
@@ -71,12 +79,12 @@ def shorten(text: str) -> str:
 
 
 def add_rescued(found: Iterable[Rescued]) -> list[Rescued]:
-    """Add up counts by source and column, in the order of their first values; at most `MAX_COLUMNS` columns."""
-    totals: dict[tuple[str, str], Rescued] = {}
+    """Add up counts by source, table and column, in the order of their first values; at most `MAX_COLUMNS` columns."""
+    totals: dict[tuple[str, str, str], Rescued] = {}
     for one in found:
-        key = (one.source, one.column)
+        key = (one.source, one.table, one.column)
         if key not in totals and len(totals) >= MAX_COLUMNS:
-            key = ("", OTHER_COLUMNS)
+            key = ("", "", OTHER_COLUMNS)
             one = Rescued(OTHER_COLUMNS, one.values)
         before = totals.get(key)
         if before is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -369,6 +370,13 @@ def _os_errors() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
+def _without_secrets(uri: str) -> str:
+    """Return a URI without user, password, query and fragment."""
+    scheme, _, rest = re.split(r"[?#]", uri, maxsplit=1)[0].partition("://")
+    bucket, slash, path = rest.partition("/")
+    return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{path}"
+
+
 class ObjectStorage:
     """A prefix in a bucket, through obstore: the same code for S3, GCS and Azure."""
 
@@ -393,7 +401,9 @@ class ObjectStorage:
                 self._bucket, config=cast(Any, config), client_options=cast(Any, client)
             )
         except Exception as error:  # obstore raises classes of its own for bad URLs and options
-            raise ConfigError(f"cannot use {root!r} as storage: {error}", uri=root) from error
+            shown = _without_secrets(root)
+            reason = str(error).replace(root, shown).replace(self._bucket, _without_secrets(self._bucket))
+            raise ConfigError(f"cannot use {shown!r} as storage: {reason}", uri=shown) from error
 
     def _key(self, key: str) -> str:
         return "/".join(part for part in (self._prefix, key) if part)

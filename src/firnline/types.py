@@ -1,4 +1,4 @@
-"""Values that all packages share: references, receipts, delivery guarantees, clock and ids."""
+"""Values that all packages share: references, receipts, delivery guarantees, reasons of bad records, clock and ids."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Json = Any  # a JSON value from outside; its shape is checked where it is used
+
+# Why a record goes to the quarantine.
+BadReason = Literal[
+    "not-json",
+    "not-an-object",
+    "invalid-utf8",
+    "too-long",
+    "missing-required",
+    "does-not-fit",
+    "wrong-field-count",
+    "stray-quote",
+    "not-avro",
+    "unknown-schema",
+    "unsupported-schema",
+]
 
 
 class Delivery(enum.Enum):

@@ -145,3 +145,84 @@ def test_killed_at_every_step_of_a_rollback(postgres_server: PostgresServer, tmp
     ]
     reached = kill_at_every_point(prepare, partial(roll_back), check, points=points, most=MOST, helpers=False)
     assert set(points) <= reached.keys()
+
+
+# -- another key ------------------------------------------------------------------------------------------
+
+NEW_KEYS = {
+    "another": (
+        "UPDATE orders SET amount = 50 WHERE id = 5",
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, amount)",
+        "INSERT INTO orders SELECT id, -amount, 'beside' FROM orders",
+        "INSERT INTO lines VALUES ('r', 1)",
+        "DELETE FROM orders WHERE amount IN (-1, 2)",
+    ),
+    "none": (
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey",
+        "INSERT INTO orders SELECT id, -amount, 'beside' FROM orders",
+        "INSERT INTO lines VALUES ('r', 1)",
+    ),
+}
+KEY_STEPS = ("parts.head", "follower.commit", "delta.commit", "stage.file", "spool.chunk", "spool.file")
+
+
+def check_orders(world: World, kind: str, where: str) -> None:
+    held = query(world.dsn, "SELECT id, amount, note FROM orders")
+    if kind == "none":  # each row once, as the snapshot has it or as an insert that it does not see
+        rows = delta_rows(world.folder / "lake" / "orders", "id", "amount", "note", "_op")
+        assert {row[3] for row in rows} <= {"read", "insert"}, where
+        assert sorted((row[:3] for row in rows), key=repr) == sorted(held, key=repr), where
+    else:
+        rows = delta_rows(world.folder / "lake" / "orders", "id", "amount", "note")
+        assert rows == sorted(held, key=repr), where
+    assert delta_rows(world.folder / "lake" / "lines", "region", "number") == [("r", 1)], where
+
+
+@pytest.mark.parametrize("kind", list(NEW_KEYS))
+def test_killed_while_a_table_gets_another_key(kind: str, postgres_server: PostgresServer, tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    def prepare() -> World:
+        postgres_server.clear()
+        world = World(postgres_server.dsn, tmp_path / str(next(numbers)), "upsert")
+        begin(world)
+        execute(world.dsn, *NEW_KEYS[kind])
+        return world
+
+    def check(world: World, where: str) -> None:
+        run_to_end(world.options)
+        check_orders(world, kind, where)
+        execute(world.dsn, "INSERT INTO orders VALUES (1, 1000, 'later')")
+        run_to_end(world.options)
+        check_orders(world, kind, where)
+
+    points = [f"{name}.{side}" for name in KEY_STEPS for side in ("before", "after")]
+    reached = kill_at_every_point(prepare, partial(work), check, points=points, most=MOST, helpers=False)
+    assert set(points) <= reached.keys()
+
+
+def test_killed_while_going_back_behind_another_key(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """The old key comes back with the old rows, and the change comes again."""
+    numbers = itertools.count()
+
+    def prepare() -> World:
+        postgres_server.clear()
+        world = World(postgres_server.dsn, tmp_path / str(next(numbers)), "upsert")
+        begin(world)
+        world = World(world.dsn, world.folder, "upsert", open_pipeline(world.options).load().epoch)
+        execute(world.dsn, *NEW_KEYS["another"])
+        run_to_end(world.options)
+        return world
+
+    def check(world: World, where: str) -> None:
+        roll_back(world)
+        rows = delta_rows(world.folder / "lake" / "orders", "id", "amount")
+        assert rows == sorted(((n, n) for n in range(1, 13)), key=repr), where
+        run_to_end(world.options)
+        check_orders(world, "another", where)
+
+    points = [
+        f"{name}.{side}" for name in ("follower.edit", "parts.head", "delta.jump") for side in ("before", "after")
+    ]
+    reached = kill_at_every_point(prepare, partial(roll_back), check, points=points, most=MOST, helpers=False)
+    assert set(points) <= reached.keys()

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.crash
 
 # What only two-stage tables, stores, tiers, leases, history edits and savepoints do is tried by their own tests.
 ELSEWHERE = (
+    "topology.",
     "staging.", "delta.compact.", "delta.sweep.", "sweep.", "lease.", "store.", "tier.", "archive.", "delta.jump.",
     "savepoint.", "restore.",
     "upsert.",

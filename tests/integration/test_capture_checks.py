@@ -10,9 +10,12 @@ import pytest
 
 from firnline.errors import ConfigError, SourceGapError
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.mysql import events as ev
+from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.mysql.server import Server, setting_remarks
 from firnline.sources.mysql.stream import MySqlStream
+from firnline.sources.postgres.options import PostgresSourceOptions
 from tests.support.captured import ORDERS, captured, delta_rows, execute, query
 from tests.support.pipelines import run_once, run_to_end
 
@@ -93,3 +96,48 @@ def test_lost_events_stop_the_stream() -> None:
     incident = ev.make_event(ev.Header(0, ev.INCIDENT, 1, 0, 700, 0), b"\1\0\0")
     with pytest.raises(SourceGapError, match="INCIDENT: the server lost events"):
         stream._take(memoryview(incident), True)
+
+
+def test_a_role_that_may_not_use_a_schema(postgres: str, tmp_path: Path) -> None:
+    """Without `publication`: the hint of dry-run and that of a run have the GRANT."""
+    execute(postgres, 'CREATE SCHEMA "Sales"', 'CREATE TABLE "Sales".orders (id int PRIMARY KEY)')
+    execute(postgres, "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN REPLICATION PASSWORD 's3cret'")
+    execute(postgres, "GRANT CREATE ON DATABASE postgres TO reader", 'ALTER TABLE "Sales".orders OWNER TO reader')
+    try:
+        parts = urlsplit(postgres)
+        dsn = postgres.replace(parts.netloc, f"reader:s3cret@127.0.0.1:{parts.port}")
+        options = captured(dsn, tmp_path, tables=("Sales.orders",))
+        options = replace(options, sinks=(replace(options.sinks[0], input="db.Sales.orders"),))
+        with pytest.raises(ConfigError, match="may not use the schema") as caught:
+            open_pipeline(options).sources["db"].check()
+        error = run_once(options).result.error
+        assert error is not None
+        assert caught.value.hint == error.hint == 'GRANT USAGE ON SCHEMA "Sales" TO "reader";'
+        execute(postgres, str(error.hint))
+        run_to_end(options)
+    finally:
+        execute(postgres, 'DROP SCHEMA "Sales" CASCADE', "DROP OWNED BY reader", "DROP ROLE reader")
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        (PostgresSourceOptions("db", "mysql://u:p@h/d", ("orders",)), "Write `type: mysql` in source db"),
+        (MySqlSourceOptions("db", "postgresql://u:p@h/d", ("orders",)), "Write `type: postgres` in source db"),
+        (PostgresSourceOptions("db", "oracle://u:p@h/d", ("orders",)), "Write a dsn that begins with postgresql://"),
+    ],
+    ids=["mysql", "postgres", "unknown"],
+)
+def test_an_address_of_another_kind_of_server(source: LogSourceOptions, hint: str, tmp_path: Path) -> None:
+    options = replace(captured("", tmp_path), sources=(source,))
+    with pytest.raises(ConfigError, match=f"source 'db' has type {source.type}, and its dsn begins with") as caught:
+        open_pipeline(options)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_port_that_is_no_captured_table(tmp_path: Path) -> None:
+    options = captured("postgresql://u:p@h/d", tmp_path, tables=("orders", "billing.*", "!billing.x"))
+    options = replace(options, sinks=(replace(options.sinks[0], input="db.ordres"),))
+    with pytest.raises(ConfigError, match='has no port "ordres"') as caught:
+        open_pipeline(options)
+    assert caught.value.hint == "Did you mean db.orders? Read one of these: db, db.orders, db.billing.*."

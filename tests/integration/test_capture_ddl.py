@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from firnline.cli.output import Output
-from firnline.cli.status import _show
+from firnline.cli.status import show_status
 from firnline.errors import ConfigError
 from firnline.history.snapshots import find_table, load_progress
 from firnline.history.status import load_status
@@ -225,15 +225,15 @@ def test_rows_that_changed_without_being_in_the_log_are_named(
     assert "extra" in reasons
     assert "note" in reasons
     assert {one["table"].partition(".")[2] for one in silent(database.options)} == {"orders"}
-    _show(Output(), load_status(open_pipeline(database.options)))
+    show_status(Output(), load_status(open_pipeline(database.options)))
     shown = " ".join(capsys.readouterr().out.split())
     assert "not in the log of db" in shown
     table = silent(database.options)[0]["table"]
-    assert f"to read the table again: firnline snapshot --table {table}" in shown
+    assert f"to read the table again: `firnline snapshot --table {table}" in shown
     assert position(database.options).due == {}
 
 
-@pytest.mark.parametrize("kind", ["default", "type", "renamed"])
+@pytest.mark.parametrize("kind", ["default", "type", "renamed", "added again"])
 def test_a_changed_table_is_read_again_once(database: Database, tmp_path: Path, kind: str) -> None:
     """The current state equals the database, though the log has no changes of the rows from before."""
     options = database.with_source(on_ddl="resnapshot")
@@ -243,12 +243,15 @@ def test_a_changed_table_is_read_again_once(database: Database, tmp_path: Path, 
         database.run("ALTER TABLE orders ADD COLUMN extra int DEFAULT 7")
     elif kind == "type":
         database.retype("note", "varchar(1)", "varchar(1) USING upper(note)")
+    elif kind == "added again":  # with the same name, type and place
+        kept = "varchar(500)" if database.is_binlog else "text"
+        database.run("ALTER TABLE orders DROP COLUMN note", f"ALTER TABLE orders ADD COLUMN note {kept} DEFAULT 'new'")
     else:
         database.run("ALTER TABLE orders RENAME COLUMN note TO remark")
     database.run("INSERT INTO orders (id, amount) VALUES (3, 3)")
     run_to_end(options)
     run_to_end(options)
-    columns = {"default": ["note", "extra"], "type": ["note"], "renamed": ["remark"]}[kind]
+    columns = {"default": ["note", "extra"], "type": ["note"], "renamed": ["remark"], "added again": ["note"]}[kind]
     rows = database.query(f"SELECT id, amount, {', '.join(columns)} FROM orders")
     assert delta_rows(tmp_path / "current", "id", "amount", *columns) == sorted(rows, key=repr)
     ops = Counter(op for _, op in history(tmp_path))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from firnline.cli.output import Output
-from firnline.cli.rollback import _show
+from firnline.cli.rollback import show_plan
 from firnline.errors import ConfigError
 from firnline.history.edits.position import PositionEdit
-from firnline.history.edits.rollback import Rollback, SchemaReturn
+from firnline.history.edits.rollback import Rollback, SchemaReturn, find_position_texts
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from tests.integration.test_mysql_source import DATABASE
@@ -124,7 +124,7 @@ def test_a_rollback_shows_the_schemas_that_it_restores(
     pipeline = open_pipeline(options)
     plan = Rollback(pipeline, target).plan()
     assert plan.schemas == [SchemaReturn("db", "public.orders", 2, 1)]
-    _show(Output(), pipeline, plan)
+    show_plan(Output(), plan, find_position_texts(pipeline, plan))
     assert "version 2 now; version 1 then" in capsys.readouterr().out
     Rollback(open_pipeline(options), target).perform("test")
     assert "extra" not in [name for name, *_ in _columns(tmp_path)]

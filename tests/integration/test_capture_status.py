@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from firnline.cli.output import Output
 from firnline.cli.run_report import RunReporter, RunTotals
-from firnline.cli.status import _show
+from firnline.cli.status import show_status
 from firnline.clock import monotonic
 from firnline.errors import SourceError
 from firnline.history.status import load_status
@@ -54,7 +54,7 @@ def test_status_shows_lag_slot_and_schemas(postgres: str, tmp_path: Path, capsys
     assert log["lag_bytes"] == behind > 100_000
     assert log["retained_bytes"] == kept >= behind
     assert 0 < log["lag_seconds"] < 600
-    _show(Output(), report)
+    show_status(Output(), report)
     shown = capsys.readouterr().out
     assert all(words in shown for words in ("behind", "its slot keeps", "schema public.orders version 2"))
     run_to_end(options)
@@ -100,7 +100,7 @@ def test_a_lost_right_leaves_the_lag_unknown(postgres: str, tmp_path: Path, caps
             assert f"permission denied for {'function' if 'FUNCTION' in right else 'view'} {shown}" in log["unknown"]
             assert log["position"]
             capsys.readouterr()
-            _show(Output(), report)
+            show_status(Output(), report)
             assert f"lag unknown: {log['unknown']}"[:60] in " ".join(capsys.readouterr().out.split())
             execute(postgres, f"GRANT {right} TO PUBLIC")
         assert load_status(open_pipeline(options)).sources[0]["log"]["unknown"] is None

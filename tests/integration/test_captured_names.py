@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
 from firnline.sources.mysql.options import MySqlSourceOptions
@@ -89,3 +91,26 @@ def test_the_first_columns_of_a_table_are_no_warning(
     run_to_end(options)
     told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING" and "added" in one.getMessage()]
     assert told == ["added column more (int32)"] * 2
+
+
+def test_other_names_are_named_once(postgres: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By a run, though several chunks and changes have the column; and by `dry-run`."""
+    execute(postgres, 'CREATE TABLE orders (id int PRIMARY KEY, "Order Id" int)')
+    execute(postgres, "INSERT INTO orders SELECT g, g FROM generate_series(1, 5) g")
+    options = with_sinks(captured(postgres, tmp_path), tmp_path, "db.orders")
+    words = "public.orders.Order Id: the column is named Order~20Id here"
+    assert words in open_pipeline(options).sources["db"].remarks()
+    with caplog.at_level(logging.WARNING, "firnline"):
+        run_to_end(options)
+    assert [record.getMessage() for record in caplog.records].count(words) == 1
+    execute(postgres, "INSERT INTO orders VALUES (6, 6)")
+    with caplog.at_level(logging.WARNING, "firnline"):
+        run_to_end(options)
+    assert [record.getMessage() for record in caplog.records].count(words) == 2
+
+
+def test_other_names_of_a_binlog_table(binlog_server: BinlogServer, tmp_path: Path) -> None:
+    binlog_server.run("CREATE DATABASE shop", "CREATE TABLE shop.orders (id int PRIMARY KEY, `Order Id` int)")
+    source = MySqlSourceOptions("db", f"{binlog_server.dsn}/shop", ("orders",))
+    remarks = open_pipeline(replace(captured("", tmp_path), sources=(source,))).sources["db"].remarks()
+    assert "shop.orders.Order Id: the column is named Order~20Id here" in remarks

@@ -21,7 +21,7 @@ from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.delta.parts import sink as parts_module
 from firnline.sinks.delta.parts.sink import DeltaPartsSink
 from firnline.sinks.delta.parts.table import PartTable
-from firnline.sinks.follower import COPY
+from firnline.sinks.known import COPY
 from firnline.storage import LocalStorage
 from firnline.testing.sinks import PIPELINE, OpenSink, ReadRows, SinkConformance, SinkDriver, open_in, rows
 from tests.support.postgres_sink import read_all_letters

@@ -3,9 +3,11 @@ and names the ways out."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc.options import SpoolOptions
 from tests.support.captured import (
     ORDERS,
@@ -156,13 +159,23 @@ def test_a_server_restored_from_an_older_copy(
         server.start()
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["after a transaction", "before the first one"])
-@pytest.mark.parametrize("grows", [True, False], ids=["grows beyond", "stays behind"])
+@pytest.mark.parametrize(
+    ("known", "grows", "publication"),
+    [(True, True, "mine"), (True, False, None), (False, True, None), (False, False, None)],
+    ids=["own publication", "stays behind", "no transaction yet", "no transaction yet, stays behind"],
+)
 def test_a_restored_server_whose_position_had_moved_without_rows(
-    server: PostgresServer, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, known: bool, grows: bool
+    server: PostgresServer,
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: bool,
+    grows: bool,
+    publication: str | None,
 ) -> None:
     """The last transaction that was read is in the copy; the place behind it that had nothing for us is not."""
-    options = captured(server.dsn, tmp_path)
+    execute(server.dsn, "CREATE PUBLICATION mine FOR TABLE orders")
+    options = captured(server.dsn, tmp_path, publication=publication)
     run_to_end(options)
     if known:
         insert(server.dsn, 1)
@@ -173,12 +186,8 @@ def test_a_restored_server_whose_position_had_moved_without_rows(
     before = place_of(options)
     monkeypatch.setattr("firnline.sources.cdc.spooling.IDLE_SECONDS", 0.0)
 
-    def has_moved() -> bool:
-        execute(server.dsn, "INSERT INTO other SELECT generate_series(1, 3000)")
-        run_to_end(options)
-        return bool(place_of(options) != before)
-
-    wait_until(has_moved)
+    move_without_rows(options, lambda: execute(server.dsn, "INSERT INTO other SELECT generate_series(1, 3000)"))
+    assert place_of(options) != before
     replace_server(server, old)
     try:
         execute(old.dsn, "INSERT INTO orders VALUES (9, 9, 'other history')")
@@ -190,6 +199,45 @@ def test_a_restored_server_whose_position_had_moved_without_rows(
     finally:
         old.stop()
         server.start()
+
+
+def test_a_table_that_is_named_again_had_changes_before_the_position(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no other history: nobody read them. The table is read anew, and its later changes are decoded."""
+    execute(server.dsn, "CREATE TABLE items (id int PRIMARY KEY)")
+    both = captured(server.dsn, tmp_path, tables=("orders", "items"))
+    both = replace(both, sinks=(*both.sinks, DeltaSinkOptions("all", str(tmp_path / "all"), input="db")))
+    run_to_end(both)
+    execute(server.dsn, "INSERT INTO orders VALUES (1, 1, 'x')", "INSERT INTO items VALUES (1)")
+    run_to_end(both)
+    one = replace(captured(server.dsn, tmp_path), sinks=both.sinks)
+    monkeypatch.setattr("firnline.sources.cdc.spooling.IDLE_SECONDS", 0.0)
+    ids = itertools.count(2)
+    move_without_rows(one, lambda: execute(server.dsn, f"INSERT INTO items VALUES ({next(ids)})"))
+    execute(server.dsn, "DELETE FROM items WHERE id = 1", "INSERT INTO items VALUES (-1)")
+    run_to_end(both)
+    execute(server.dsn, "INSERT INTO items VALUES (-2)", "INSERT INTO orders VALUES (2, 1, 'x')")
+    run_to_end(both)
+    check_current(server.dsn, tmp_path)
+    rows = delta_rows(tmp_path / "all", "_table", "_op", "after")
+    assert ("public.items", "insert", '{"id":-2}') in rows
+    ops = Counter(op for table, op, _ in rows if table == "public.items")
+    assert (ops["truncate"], ops["read"]) == (1, len(query(server.dsn, "SELECT FROM items")) - 1)
+
+
+def move_without_rows(options: PipelineOptions, write: Callable[[], None]) -> None:
+    """Run until the position has moved without rows of ours, while somebody writes; the first move may be an epoch of
+    another kind."""
+
+    def has_moved() -> bool:
+        before = place_of(options)
+        write()
+        run_to_end(options)
+        return bool(place_of(options) != before)
+
+    for _ in range(2):
+        wait_until(has_moved)
 
 
 def place_of(options: PipelineOptions) -> Any:

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from firnline.errors import ConfigError
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.captured import ORDERS, captured, check_current, execute, history, query, wait_until
 from tests.support.pipelines import run_once, run_to_end
 from tests.support.postgres import PACKED_17, PostgresServer, running_postgres_17
@@ -64,9 +67,8 @@ def promote(primary: PostgresServer, standby: PostgresServer) -> None:
 
 
 def test_a_promoted_standby_that_copies_the_slot(primary: PostgresServer, tmp_path: Path) -> None:
-    options = captured(primary.dsn, tmp_path)
+    options = captured(primary.dsn, tmp_path, failover=True)  # the first run creates the slot
     with standby_of(primary) as standby:  # a copy of the data has the slots of that moment
-        execute(primary.dsn, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput', failover => true)")
         numbers = iter(range(1, 1_000_000))
         count = 0
 
@@ -89,6 +91,29 @@ def test_a_promoted_standby_that_copies_the_slot(primary: PostgresServer, tmp_pa
         check_current(standby.dsn, tmp_path)
         assert Counter(op for _, op in history(tmp_path)) == {"insert": count}
         assert query(standby.dsn, "SELECT pg_is_in_recovery()") == [(False,)]
+
+
+def test_a_slot_that_is_no_failover_slot(primary: PostgresServer, tmp_path: Path) -> None:
+    """It exists already, made by a run without `failover`."""
+    run_to_end(captured(primary.dsn, tmp_path))
+    options = captured(primary.dsn, tmp_path, failover=True)
+    with pytest.raises(ConfigError, match=f"the slot {SLOT}, which exists, is no failover slot") as caught:
+        open_pipeline(options).sources["db"].check()
+    assert run_once(options).error_code == "config"
+    assert f"ALTER_REPLICATION_SLOT {SLOT} (FAILOVER)" in str(caught.value.hint)
+    with psycopg.connect(f"{primary.dsn}?replication=database", autocommit=True) as db:
+        db.execute(f"ALTER_REPLICATION_SLOT {SLOT} (FAILOVER)")
+    run_to_end(options)
+
+
+def test_an_older_server_has_no_failover_slots(postgres: str, tmp_path: Path) -> None:
+    (version,) = query(postgres, "SELECT current_setting('server_version_num')::int / 10000")[0]
+    if version >= 17:
+        pytest.skip("the installed server has failover slots")
+    execute(postgres, ORDERS)
+    run = run_once(captured(postgres, tmp_path, failover=True))
+    assert run.error_code == "config"
+    assert f"PostgreSQL {version} has no failover slots" in str(run.result.error)
 
 
 def test_a_promoted_standby_without_the_slot_is_a_gap(primary: PostgresServer, tmp_path: Path) -> None:

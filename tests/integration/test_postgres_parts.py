@@ -13,7 +13,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.errors import BadRowError, RollbackRefusedError, SchemaError, SinkError
 from firnline.postgres_client import place_of
 from firnline.sinks.base import RestoreVersion
-from firnline.sinks.follower import COPY
+from firnline.sinks.known import COPY
 from firnline.sinks.postgres import parts as parts_module
 from firnline.sinks.postgres.kind import open_sink as open_postgres
 from firnline.sinks.postgres.options import PostgresSinkOptions

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sources.cdc import snapshots
+from firnline.sources.cdc import snapshots, spooling
 from firnline.sources.postgres.tables import PostgresTables
 from tests.support.captured import (
     ORDERS,
@@ -26,7 +27,8 @@ from tests.support.captured import (
     query,
     wait_until,
 )
-from tests.support.pipelines import run_to_end
+from tests.support.kills import kill
+from tests.support.pipelines import run_once, run_to_end
 
 CODED = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10,2), note text, code int NOT NULL UNIQUE)"
 SWAP = """
@@ -235,3 +237,26 @@ def test_a_table_without_a_key_that_takes_the_name_is_read_whole(database: str, 
     found = position(options)
     assert (found.left, found.left_out) == ({}, {})
     assert found.snapshots["public.events"].serial > first.serial
+
+
+# -- killed --------------------------------------------------------------------------------------------
+
+
+def work(dsn: str, folder: Path) -> None:
+    """In a child: small chunks, and a run that ends soon."""
+    snapshots.CHUNK_ROWS, spooling.WAIT_SECONDS = 100, 0.02
+    assert run_once(captured(dsn, folder)).exit_code == 0
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("point", ["spool.chunk.before:1", "spool.chunk.after:2", "delta.commit.after:2"])
+def test_killed_while_a_table_that_took_the_name_is_read(database: str, tmp_path: Path, point: str) -> None:
+    """Before its snapshot has begun, or in the middle of it: the result is the database."""
+    fill(database, 250)
+    options = captured(database, tmp_path)
+    run_to_end(options)
+    execute(database, "UPDATE orders SET amount = 1 WHERE id < 50", SWAP, "INSERT INTO orders VALUES (1, 1, 'after')")
+    kill(point, partial(work, database, tmp_path))
+    execute(database, "UPDATE orders SET amount = 2 WHERE id = 1")
+    run_to_end(options)
+    check_current(database, tmp_path)

@@ -4,14 +4,16 @@ cut into pieces."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
-from firnline.errors import SourceError
-from firnline.sources.cdc.log import unpack_frames
+from firnline.errors import SourceError, SourceGapError
+from firnline.sources.cdc.log import Op, unpack_frames
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.decode import PostgresDecoder
 from firnline.sources.postgres.server import PLAIN_TEXT, PostgresServer
 from firnline.sources.postgres.stream import PostgresStream
 from tests.support.processes import wait_until
@@ -19,9 +21,14 @@ from tests.support.processes import wait_until
 TABLES = ("orders", "items")
 
 
-def stream_of(dsn: str) -> PostgresStream:
+def stream_of(dsn: str, may_end_others: Callable[[], bool] = lambda: False) -> PostgresStream:
     return PostgresStream(
-        PostgresServer(dsn, "shop"), "ours", "everything", TablePatterns(TABLES, "public"), creates=False
+        PostgresServer(dsn, "shop"),
+        "ours",
+        "everything",
+        TablePatterns(TABLES, "public"),
+        creates=False,
+        may_end_others=may_end_others,
     )
 
 
@@ -41,6 +48,10 @@ def expected_messages(db: psycopg.Connection) -> list[bytes]:
     of_transaction: list[bytes] = []
     for (data,) in db.execute(query).fetchall():
         message = bytes(data)
+        if message[0] == m.RELATION:
+            relation = m.Relation.parse(message)  # the stream adds the numbers of columns
+            numbers = {column.name: number for number, column in enumerate(relation.columns, 1)}
+            message = relation.complete(m.Description((), numbers, is_whole=True)).pack()
         if message[0] == m.BEGIN:
             of_transaction = [message]
         elif message[0] == m.COMMIT:
@@ -105,3 +116,79 @@ def test_a_server_that_goes_away_inside_of_a_transaction(postgres: str) -> None:
                 read_transaction(stream)
             stream.open(start)
             read_transaction(stream)
+
+
+def test_the_context_of_a_cut_is_that_of_the_cut(postgres: str) -> None:
+    """A table is altered inside of the transaction behind it, which has been read partly."""
+    with contextlib.closing(psycopg.connect(postgres, autocommit=True)) as db:
+        db.execute("CREATE TABLE orders (id int PRIMARY KEY, a text, b text)")
+        db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        with contextlib.closing(stream_of(postgres)) as stream:
+            start = stream.begin()
+            db.execute("INSERT INTO orders VALUES (1, 'a', 'b')")
+            with db.transaction():
+                db.execute("INSERT INTO orders VALUES (2, 'a', 'b')")
+                for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+                    db.execute(f"ALTER TABLE orders RENAME COLUMN {old} TO {new}")
+                db.execute("INSERT INTO orders (id, a, b) VALUES (3, 'a', 'b')")
+            stream.open(start)
+            while not stream.read(1, 10.0).cuts:
+                pass
+            frames = b"".join(stream.read(1, 10.0).frames for _ in range(3))
+            assert [message[0] for message in unpack_frames(frames)] == [m.BEGIN, m.INSERT, m.RELATION, m.INSERT]
+            decoded = PostgresDecoder().decode(stream.context(at_cut=True), frames)
+            rows = [row for changes in decoded.changes for row in changes.rows.to_pylist()]
+            assert rows == [{"id": 2, "a": "a", "b": "b"}, {"id": 3, "a": "a", "b": "b"}]
+            assert stream.read(1, 10.0).cuts
+            assert stream.context(at_cut=True) == stream.context(at_cut=False)
+
+
+def test_truncate_names_captured_tables_alone(postgres: str) -> None:
+    """A table that was renamed to a name that is not captured is emptied together with a captured one."""
+    with contextlib.closing(psycopg.connect(postgres, autocommit=True)) as db:
+        for table in TABLES:
+            db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+        db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        with contextlib.closing(stream_of(postgres)) as stream:
+            stream.open(stream.begin())
+            context = stream.context(at_cut=True)
+            db.execute("INSERT INTO orders VALUES (1)")
+            db.execute("ALTER TABLE orders RENAME TO orders_old")
+            db.execute("INSERT INTO orders_old VALUES (2)")
+            db.execute("TRUNCATE items, orders_old")
+            frames, cuts = b"", 0
+            while cuts < 2:
+                piece = stream.read(1 << 20, 10.0)
+                frames, cuts = frames + piece.frames, cuts + len(piece.cuts)
+            changes = PostgresDecoder().decode(context, frames).changes
+            found = [(one.schema.table, Op(op)) for one in changes for op in one.ops.tolist()]
+            assert found == [("public.orders", Op.INSERT), ("public.items", Op.TRUNCATE)]
+            assert b"orders" not in stream.context(at_cut=True)
+
+
+def test_a_reader_that_is_ended_has_acknowledged_more(postgres: str) -> None:
+    """What it acknowledged between our look at the slot and its end is gone for us: a gap, never passed over."""
+    with contextlib.closing(psycopg.connect(postgres, autocommit=True)) as db:
+        db.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots"
+        with contextlib.closing(stream_of(postgres)) as other:
+            start = other.begin()
+            other.open(start)
+            db.execute("INSERT INTO orders VALUES (1)")
+
+            def acknowledge() -> bool:
+                before = db.execute(confirmed).fetchone()
+                piece = other.read(1 << 20, 30.0)
+                other.acknowledge(piece.cuts[-1].position)
+
+                def has_moved() -> bool:
+                    other.keep_alive()
+                    return db.execute(confirmed).fetchone() != before
+
+                wait_until(has_moved)
+                return True
+
+            stream = stream_of(postgres, may_end_others=acknowledge)
+            with contextlib.closing(stream), pytest.raises(SourceGapError, match="acknowledged up to"):
+                stream.open(start)

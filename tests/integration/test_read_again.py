@@ -18,6 +18,7 @@ from firnline.cli.common import Common
 from firnline.errors import BadRecordsError, ConfigError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.quarantine import load_pending, load_quarantine, load_quarantine_files
+from firnline.history.quarantine_requests import RecordFilter, ask_records, choose_records
 from firnline.history.reread import plan_reread
 from firnline.history.status import load_files
 from firnline.options import PipelineOptions
@@ -219,11 +220,11 @@ def test_a_replay_whose_epoch_was_rolled_back_reads_nothing(inbox: Inbox, caplog
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_two_users_who_confirm_the_same_plan_replay_its_records_once(inbox: Inbox, side_by_side: bool) -> None:
     strict(inbox)
-    chosen = [cli._choose(inbox.open(), cli._Filter(None, None, None), discard=False) for _ in range(2)]
-    cli._ask(inbox.open(), chosen[0], discard=False)
+    chosen = [choose_records(inbox.open(), RecordFilter(None, None, None), discard=False) for _ in range(2)]
+    ask_records(inbox.open(), chosen[0], "run", discard=False)
     if not side_by_side:
         inbox.run()
-    cli._ask(inbox.open(), chosen[1], discard=False)
+    ask_records(inbox.open(), chosen[1], "run", discard=False)
     inbox.run()
     assert inbox.rows("id") == [(1,), (2,), (3,), (4,)]
     assert inbox.bad() == [("a.json", 2, "not-json")]
@@ -232,10 +233,10 @@ def test_two_users_who_confirm_the_same_plan_replay_its_records_once(inbox: Inbo
 
 def test_a_replay_of_dropped_records_reads_nothing(inbox: Inbox) -> None:
     strict(inbox)
-    chosen = cli._choose(inbox.open(), cli._Filter(None, None, None), discard=False)
+    chosen = choose_records(inbox.open(), RecordFilter(None, None, None), discard=False)
     inbox.ask_replay(discard=True)
     inbox.run()
-    cli._ask(inbox.open(), chosen, discard=False)
+    ask_records(inbox.open(), chosen, "run", discard=False)
     inbox.run()
     assert inbox.rows("id") == [(1,), (3,)]
     assert inbox.bad() == []
@@ -243,10 +244,10 @@ def test_a_replay_of_dropped_records_reads_nothing(inbox: Inbox) -> None:
 
 def test_a_replay_of_records_whose_file_was_read_again_reads_nothing(inbox: Inbox) -> None:
     strict(inbox)
-    chosen = cli._choose(inbox.open(), cli._Filter(None, "a.json", None), discard=False)
+    chosen = choose_records(inbox.open(), RecordFilter(None, "a.json", None), discard=False)
     ask_reread(inbox, "a.json")
     inbox.run()
-    cli._ask(inbox.open(), chosen, discard=False)
+    ask_records(inbox.open(), chosen, "run", discard=False)
     inbox.run()
     assert inbox.rows("id") == [(1,), (1,), (2,), (3,)]
 
@@ -271,7 +272,7 @@ def test_quarantined_csv_records_are_decoded_with_their_header_and_the_settings_
     csv = csv_inbox(inbox)
     before = inbox.epoch()
     (inbox.folder / "a.csv").unlink()  # nothing of it is needed
-    chosen = cli._choose(inbox.open(**csv), cli._Filter(None, None, None), discard=False)
+    chosen = choose_records(inbox.open(**csv), RecordFilter(None, None, None), discard=False)
     assert (chosen.records.total(), chosen.left_out.total()) == (3, 0)
     assert inbox.ask_replay(**csv) == 3
     inbox.run(**csv)
@@ -357,9 +358,9 @@ def test_csv_records_quarantined_without_their_header_are_refused(
     csv = csv_inbox(inbox)
     for path in Path(inbox.table).rglob("quarantine/*.parquet"):
         pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
-    chosen = cli._choose(inbox.open(**csv), cli._Filter(None, None, None), discard=False)
+    chosen = choose_records(inbox.open(**csv), RecordFilter(None, None, None), discard=False)
     assert chosen.left_out == {"a record alone has no header; use `firnline files --reread`, or --export": 3}
-    chosen = cli._choose(inbox.open(format="parquet"), cli._Filter(None, None, None), discard=False)
+    chosen = choose_records(inbox.open(format="parquet"), RecordFilter(None, None, None), discard=False)
     assert [text.partition(";")[0] for text in chosen.left_out] == ["a row of a Parquet file is not decoded alone"]
     rows, bad = inbox.rows("id"), inbox.bad()
     for settings in (csv, {"format": "parquet"}):
@@ -565,15 +566,15 @@ def test_the_command_that_an_export_names_drops_what_was_exported_and_nothing_el
 ) -> None:
     inbox.put("a.json", '{"id": 1}', "bad one", "bad two")
     inbox.run()
-    wanted = cli._Filter("not-json", None, None)
+    wanted = RecordFilter("not-json", None, None)
     assert cli._export(inbox.open(), wanted, str(inbox.folder.parent / "bad"), Common()) == 0
     assert (inbox.folder.parent / "bad").read_bytes() == b"bad one\nbad two\n"
     advice = capsys.readouterr().out.splitlines()[-1]
     assert advice == f"firnline quarantine --drop --reason not-json --until-epoch {inbox.epoch()}"
     inbox.put("b.json", '{"id": 2}', "bad three")
     inbox.run()
-    chosen = cli._choose(inbox.open(), replace(wanted, until_epoch=inbox.epoch() - 1), discard=True)
-    cli._ask(inbox.open(), chosen, discard=True)
+    chosen = choose_records(inbox.open(), replace(wanted, until_epoch=inbox.epoch() - 1), discard=True)
+    ask_records(inbox.open(), chosen, "run", discard=True)
     inbox.run()
     assert inbox.bad() == [("b.json", 1, "not-json")]
 

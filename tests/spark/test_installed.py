@@ -35,6 +35,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         told = email.message_from_bytes(archive.read(f"firnline-{firnline.__version__}.dist-info/METADATA"))
     source = ROOT / "src"
     ours = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in (".py", ".typed")}
+    pages = source / "firnline" / "service" / "dashboard"
+    ours |= {
+        str(path.relative_to(source))
+        for folder in ("templates", "static")
+        for path in (pages / folder).rglob("*")
+        if path.is_file()
+    }
     information = {name for name in names if name.startswith("firnline-")}
     assert names - information == ours
     assert any(name.endswith("/licenses/LICENSE") for name in information)

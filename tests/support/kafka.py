@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
+MARKER_SECONDS = 5.0  # for the markers of a commit that was answered, or until a transaction counts as open
 ROOT = Path(__file__).parent.parent.parent
 JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "firnline-tests" / "kafka-4.1.0"
 JVM = ["-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.apache.logging.log4j.level=WARN"]
@@ -290,9 +292,14 @@ class KafkaServer:
         return Consumer(self.client_settings(**(fixed | settings)))
 
     def read(self, topic: str, *, isolation: str = "read_committed") -> list[Record]:
-        """Return all records of a topic, by partition and offset, up to the ends that stand at the call."""
+        """Return all records of a topic, by partition and offset, up to the ends that stand at the call.
+
+        A commit is answered before its markers are in every partition: waits for them, unless a transaction stays open.
+        """
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+        if isolation == "read_committed":
+            self._await_markers(topic)
         # The broker answers at once at the end of a partition, and the client returns what it has.
         consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True, fetch_wait_max_ms=10)
         try:
@@ -315,6 +322,26 @@ class KafkaServer:
         finally:
             consumer.close()
         return sorted(records, key=lambda record: record[:2])
+
+    def _await_markers(self, topic: str) -> None:
+        from confluent_kafka import TopicPartition
+
+        everything, committed = (
+            self.consumer(isolation_level=isolation) for isolation in ("read_uncommitted", "read_committed")
+        )
+        try:
+            numbers = everything.list_topics(topic, timeout=CALL_SECONDS).topics[topic].partitions
+            places = [TopicPartition(topic, number) for number in numbers]
+            ends = [everything.get_watermark_offsets(place, timeout=CALL_SECONDS)[1] for place in places]
+            deadline = monotonic() + MARKER_SECONDS
+            while monotonic() < deadline:
+                stable = [committed.get_watermark_offsets(place, timeout=CALL_SECONDS)[1] for place in places]
+                if all(found >= end for found, end in zip(stable, ends, strict=True)):
+                    return
+                time.sleep(0.02)
+        finally:
+            everything.close()
+            committed.close()
 
     def values(self, topic: str) -> list[bytes | None]:
         """Return the committed values of a topic, by partition and offset."""

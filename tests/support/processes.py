@@ -7,6 +7,7 @@ delta-rs nor obstore, whose threads would not survive a fork.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import logging
 import multiprocessing
@@ -90,9 +91,10 @@ class Child:
         """Wait for the end; a child that hangs is killed and told of."""
         self._process.join(timeout)
         if self._process.exitcode is None:
+            self._ask_for_stacks()
             self._process.kill()
             self._process.join()
-            raise TimeoutError(f"the child hung; its log:\n{self.log()[-4000:]}")
+            raise TimeoutError(f"the child hung; its log:\n{self.log()[-12000:]}")
         code = int(self._process.exitcode)
         covered["kills"] += code == KILLED and not self._counted
         self._counted = True
@@ -101,6 +103,15 @@ class Child:
                 return Ended(code, **pickle.load(stream))  # written by our own child
         except FileNotFoundError:
             return Ended(code)
+
+    def _ask_for_stacks(self) -> None:
+        """Let the child write the stack of each thread into its log."""
+        length = len(self.log())
+        self.signal(signal.SIGUSR1)
+        deadline = monotonic() + 10
+        while "(most recent call first)" not in self.log()[length:] and monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)  # for the rest of them
 
     def wait_for(self, text: str, timeout: float = 240) -> None:
         """Wait until the child has logged `text`."""
@@ -182,6 +193,7 @@ def _perform(order: RunOrder, work: Callable[[RunOrder], int]) -> None:
     for name in ("numba", "py4j"):
         logging.getLogger(name).setLevel(logging.WARNING)
     sys.stdout = sys.stderr = open(order.log, "a")  # noqa: SIM115  # until the process ends
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     code = 70
     try:
         for target, value in order.patches.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from firnline.clock import RESTART_SECONDS, SteadySeconds, SystemClock, monotonic
+from firnline.clock import RESTART_SECONDS, SteadySeconds, SystemClock, jitter, monotonic
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.samples import SampleInput
 
@@ -82,3 +82,12 @@ def test_no_duration_of_a_run_is_negative(
     assert len(run.told.epochs) == 3
     assert min(durations) >= 0
     assert max(durations) < 60_000
+
+
+def test_pauses_leave_the_generator_of_the_user_alone() -> None:
+    random.seed(7)
+    state = random.getstate()
+    pauses = {jitter(0.5, 1.5) for _ in range(100)}
+    assert random.getstate() == state
+    assert len(pauses) > 1
+    assert all(0.5 <= pause <= 1.5 for pause in pauses)

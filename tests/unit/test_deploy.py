@@ -129,3 +129,63 @@ def test_the_workflow_calls_the_script_that_every_machine_runs() -> None:
     steps = workflow["jobs"]["ci"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    text = (ROOT / "deploy" / "kubernetes" / "firnline.yml").read_text()
+    return {document["kind"]: document for document in YAML(typ="safe").load_all(text)}
+
+
+def test_the_manifest_probes_and_stops_as_the_image_expects() -> None:
+    pod = manifests()["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    exposed = int(next(rest for word, rest in instructions() if word == "EXPOSE"))
+    assert [port["containerPort"] for port in container["ports"] if port["name"] == "metrics"] == [exposed]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert pod["terminationGracePeriodSeconds"] >= 120
+    assert "--standby" in container["args"]
+    user = next(re.search(r"--uid (\d+)", rest) for word, rest in instructions() if "useradd" in rest)
+    assert user is not None
+    assert pod["securityContext"]["runAsUser"] == int(user[1])
+
+
+def test_the_manifest_fits_together() -> None:
+    found = manifests()
+    deployment = found["Deployment"]["spec"]
+    assert deployment["strategy"] == {"type": "Recreate"}
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    text = (ROOT / "deploy" / "kubernetes" / "firnline.yml").read_text()
+    made = dict(re.findall(r"create secret generic (\S+) (.*)", text))
+    for variable in container["env"]:
+        if "valueFrom" in variable:
+            secret = variable["valueFrom"]["secretKeyRef"]
+            assert f"--from-literal={secret['key']}=" in made[secret["name"]]
+    assert [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume] == ["orders-metrics"]
+
+
+def test_the_spec_of_the_manifest_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from firnline import Pipeline
+
+    monkeypatch.setenv("STORE_DSN", "postgresql://me@localhost/firnline")
+    (tmp_path / "firnline.yml").write_text(manifests()["ConfigMap"]["data"]["firnline.yml"])
+    options = Pipeline.load(tmp_path / "firnline.yml").options
+    assert options.name == "orders"
+    assert options.checkpoint.store is not None
+
+
+def test_the_unit_of_the_service_ends_no_run() -> None:
+    from firnline.cli.main import app
+
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(ROOT / "deploy" / "firnline-serve.service")
+    service = parser["Service"]
+    assert service["KillMode"] == "process"
+    assert service["RestartPreventExitStatus"].split() == ["2", "6"]
+    app.parse_args(service["ExecStart"].split()[1:], exit_on_error=False, print_error=False)

@@ -99,12 +99,13 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_command_on_a_page_is_one_that_firnline_takes(page: Path) -> None:
     from firnline.cli.main import ALIASES, app
+    from firnline.cli.remote import take_server
 
     for command in page_commands(page, "console|sh"):
         words = shlex.split(command.line, comments=True)
         if words[0] == "firnline":
             ends = [words.index(word) for word in ("|", ">", ";", "&&") if word in words]
-            tokens = words[1 : min(ends, default=len(words))]
+            _, tokens = take_server(words[1 : min(ends, default=len(words))])
             app.parse_args([ALIASES.get(tokens[0], tokens[0]), *tokens[1:]], exit_on_error=False, print_error=False)
 
 

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ LAST = EntryRef(7, f"{EPOCH}-{A}.json", "ab" * 32)
 
 CONSTANTS = {
     "HOME": "_firnline",
+    "PLANS_FOLDER": "plans",
     "PINS": "_firnline/pins",
     "JOURNAL": "journal",
     "JOURNAL_COLUMN": "_firnline_journal",
@@ -40,6 +41,8 @@ CONSTANTS = {
     "INFO_KEY": "firnline",
     "COUNTS_KEY": "firnlineActions",
     "WIDENED": "widened",
+    "TOPOLOGIES": "_topology",
+    "TOPOLOGY_PIN": "topology-",
     "BLIZZARD": "blizzard:",
     "COMMITTER_TXN": "firnline-committer",
     "COMMITTED": "COMMITTED",
@@ -93,6 +96,27 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "commit_exchange_folder": [((P, A), f"_firnline/orders/exchange/{A}-commit")],
     "runs_folder": [((P,), "_firnline/orders/runs")],
     "requests_folder": [((P,), "_firnline/orders/requests")],
+    "wanted_folder": [((P,), "_firnline/orders/wanted")],
+    "wish_name": [((42,), "00000000000000000042.json")],
+    "wish_number": [(("x/00000000000000000042.json",), 42), (("x/.0.tmp",), None)],
+    "trend_folder": [((P,), "_firnline/orders/trend")],
+    "trend_name": [((date(2026, 1, 2),), "2026-01-02.json")],
+    "trend_day": [(("x/2026-01-02.json",), date(2026, 1, 2)), (("x/2026-13-02.json",), None), (("x/.0.tmp",), None)],
+    "launches_folder": [((P,), "_firnline/orders/launches")],
+    "launch_id": [((7, 2), "000000000007-000002")],
+    "launch_numbers": [(("000000000007-000002",), (7, 2))],
+    "launch_name": [(("000000000007-000002", "exit"), "000000000007-000002.exit.json")],
+    "launch_parts": [
+        (("x/000000000007-000002.begun.json",), ("000000000007-000002", "begun")),
+        (("x/000000000007-000002.log",), None),
+    ],
+    "plan_name": [((A, "plan"), f"{A}.plan.json")],
+    "plan_of": [
+        ((f"/state/plans/{A}.receipt.json",), A),
+        ((f"{A}.plan.json",), A),
+        (("tokens.json",), None),
+    ],
+    "launch_log": [(("000000000007-000002",), "000000000007-000002.log")],
     "sweeps_folder": [((), "_firnline/sweeps"), ((P,), "_firnline/orders/sweeps")],
     "ledger_owner": [
         ((f"_firnline/orders/ledger/{EPOCH}-{A}.json",), P),
@@ -114,6 +138,8 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "exchange_name": [((U,), f"{U}.arrow")],
     "run_name": [((datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), A), f"20260102T030405-{A}.json")],
     "request_name": [((A,), f"{A}.json")],
+    "join_request": [((7, "shop", "public.orders"), "join-7-3a2b3428f8b3d6a4")],
+    "resync_request": [(("lake", 41, "shop", "public.orders"), "resync-41-bc0975ed28786907")],
     "probe_key": [((P, A), f"_firnline/orders/probe-{A}")],
     "clock_key": [((U,), f"_firnline/.{U}.tmp")],
     "temporary_name": [((U,), f".{U}.tmp")],
@@ -121,6 +147,25 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "savepoint_pin": [((A,), f"_firnline/pins/savepoint-{A}.json")],
     "pinned_savepoint": [((f"_firnline/pins/savepoint-{A}.json",), A), ((names.restore_pin(A),), None)],
     "restore_pin": [((A,), f"_firnline/pins/restore-{A}.json")],
+    "topology_pin": [((A,), f"_firnline/pins/topology-{A}.json")],
+    "asked_snapshots": [((P,), "_firnline/orders/snapshots")],
+    "asked_snapshot": [((P, A), f"_firnline/orders/snapshots/{A}.json")],
+    "holds_folder": [((P,), "_firnline/orders/holds")],
+    "hold_key": [((P, A), f"_firnline/orders/holds/{A}.json")],
+    "topology_snapshots": [(("lake",), "_topology/lake/snapshots")],
+    "snapshot_order": [(("lake", A), f"_topology/lake/snapshots/{A}/order.json")],
+    "snapshot_outcome": [(("lake", A), f"_topology/lake/snapshots/{A}/outcome.json")],
+    "snapshot_dropped": [(("lake", A), f"_topology/lake/snapshots/{A}/dropped.json")],
+    "snapshot_of": [
+        (("lake", f"_topology/lake/snapshots/{A}/order.json"), A),
+        (("lake", f"_topology/lake/snapshots/{A}/outcome.json"), None),
+    ],
+    "topology_restores": [(("lake",), "_topology/lake/restores")],
+    "restore_file": [(("lake", A, "decision"), f"_topology/lake/restores/{A}/decision.json")],
+    "restore_of": [
+        (("lake", f"_topology/lake/restores/{A}/order.json"), A),
+        (("lake", f"_topology/lake/restores/{A}/decision.json"), None),
+    ],
     "compaction_pin": [((A,), f"_firnline/pins/compaction-{A}.json")],
     "state_pins": [((P,), "_firnline/pins/stands-on-orders-")],
     "state_pin": [((P, 7), f"_firnline/pins/stands-on-orders-{EPOCH}.json")],

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from firnline import Pipeline
+from firnline.clock import SystemClock
 from firnline.errors import AlreadyRunningError, FencedError, NotRunningError
 from firnline.run.control import ask
+from firnline.run.events import KEPT_EVENTS, EventLog
 from firnline.run.observer import EpochFacts, Observer
 from firnline.run.runner import RunResult
 from firnline.stores import open_store
@@ -111,3 +113,94 @@ def test_a_newer_run_takes_the_lease_and_the_former_one_is_fenced(pipeline: Pipe
     with pytest.raises(FencedError):
         answer.result(60)
     assert table_ids(sample.folder.parent / "out").total() == 6
+
+
+def test_a_run_on_a_thread_of_its_own(pipeline: Pipeline, sample: SampleInput) -> None:
+    with pipeline.start() as run:
+        kinds = []
+        for event in run.events(timeout=60):
+            kinds.append(event.kind)
+            if event.kind == "idle":
+                break
+        assert kinds[0] == "started"
+        assert {"claimed", "planned", "committed"} <= set(kinds)
+        assert run.pause()
+        assert not run.pause()
+        assert run.resume()
+        assert run.status().epoch == 1
+        assert not run.is_done
+        with pytest.raises(TimeoutError):
+            run.wait(0.01)
+    assert run.is_done
+    result = run.wait()
+    assert (result.exit_code, result.epochs) == (0, 1)
+    assert [event.facts for event in run.events()][-1] == {"exit_code": 0}
+    assert run.status().state == "ended"
+
+
+def test_a_run_that_cannot_begin_says_so_at_once_and_one_that_fails_when_it_is_waited_for(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pipeline.start() as run:
+        for event in run.events(timeout=60):
+            if event.kind == "committed":
+                break
+        with pytest.raises(AlreadyRunningError, match="this process runs"):
+            make().start()
+        assert run.status().state != "ended"  # the first run goes on
+    monkeypatch.setattr("firnline.pipeline.open_pipeline", _refuse)
+    with pytest.raises(NotRunningError):
+        pipeline.start()
+
+
+def test_a_second_start_is_refused_until_the_first_run_has_ended(pipeline: Pipeline) -> None:
+    for _ in range(2):  # the end of a run lets the pipeline be started again at once
+        run = pipeline.start()
+        with pytest.raises(AlreadyRunningError, match="this process runs"):
+            pipeline.start()
+        run.stop()
+        run.wait(120)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise NotRunningError("refused")
+
+
+def test_the_error_of_a_block_is_not_hidden_by_the_run(pipeline: Pipeline) -> None:
+    with pytest.raises(ZeroDivisionError), pipeline.start() as run:
+        raise ZeroDivisionError
+    assert run.is_done
+
+
+def test_a_slow_reader_of_events_misses_some_and_sees_the_gap() -> None:
+    log = EventLog(SystemClock())
+    reader = log.read()
+    log.idle()
+    assert next(reader).number == 1
+    for _ in range(KEPT_EVENTS + 5):
+        log.idle()
+    assert next(reader).number == 7
+    log.close()
+    assert sum(1 for _ in reader) == KEPT_EVENTS - 1
+
+
+def test_history_as_methods(pipeline: Pipeline, sample: SampleInput, tmp_path: Path) -> None:
+    for number in range(3):
+        sample.add(f"b{number}.json", 2)
+        pipeline.run(once=True)
+    assert [row["epoch"] for row in pipeline.checkpoints()] == [3, 2, 1]
+    assert [row["epoch"] for row in pipeline.checkpoints(limit=1, before=3)] == [2]
+    place = pipeline.create_savepoint(str(tmp_path / "saved"))
+    assert [one.path for one in pipeline.savepoints()] == [place]
+    assert pipeline.plan_rollback(1).new_epoch == 4
+    assert pipeline.rollback(1).to_epoch == 1
+    assert pipeline.status().epoch == 4
+    pipeline.run(once=True)
+    assert len(table_ids(tmp_path / "out")) == 3 + 3 * 2
+
+
+def test_a_notebook_shows_the_status_as_a_table(pipeline: Pipeline) -> None:
+    pipeline.run(once=True)
+    shown = pipeline.status()._repr_html_()
+    assert shown.startswith("<table>")
+    assert "<td>flights</td>" in shown

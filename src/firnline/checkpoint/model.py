@@ -34,6 +34,7 @@ class Checkpoint:
     shards: int = 0
     deciding: dict[str, Json] = field(default_factory=dict)
     sinks: dict[str, Json] = field(default_factory=dict)  # what it remembers of followers, see `sinks.known`
+    topology: dict[str, Json] = field(default_factory=dict)  # snapshots that it has recorded, see `topology.records`
 
     def to_json(self) -> dict[str, Json]:
         """Return the sealed form, with format number and checksum."""
@@ -54,6 +55,7 @@ class Checkpoint:
                 **({"shards": self.shards} if self.shards else {}),
                 **({"deciding": self.deciding} if self.deciding else {}),
                 **({"sinks": self.sinks} if self.sinks else {}),
+                **({"topology": self.topology} if self.topology else {}),
             }
         )
 
@@ -92,6 +94,7 @@ class Checkpoint:
                 shards=int(body.get("shards", 0)),
                 deciding=body.get("deciding", {}),
                 sinks=body.get("sinks", {}),
+                topology=body.get("topology", {}),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error

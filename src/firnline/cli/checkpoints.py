@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -15,12 +14,12 @@ from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
 from firnline.cli.text import shown
-from firnline.errors import SinkError
 from firnline.rescued import Rescued
 
 if TYPE_CHECKING:
-    from firnline.history.epoch import EpochView
+    from firnline.history.checkpoints import CheckpointList
     from firnline.history.state import OperatorSnapshot
+    from firnline.history.store import AuditRows
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.sources.base import PositionView
     from firnline.stores.transfer import Extent
@@ -77,7 +76,8 @@ With --audit (JSON: pipeline, more, audit [...] with these fields):
   version, at, user, host, pid, run, what (rollback, savepoint-create,
   savepoint-dispose, restore, import, delete, fresh-start, rescale,
   import-state, ledger-repair, gc, compact, discard, files-drop, files-reread,
-  snapshot, quarantine-replay, quarantine-drop, and state-sweep, a run's own),
+  snapshot, accept-gap, quarantine-replay, quarantine-drop, and state-sweep, a
+  run's own),
   from_epoch, to_epoch, details, outcome (begun, done, failed), id, problem
 
 Environment:
@@ -114,14 +114,18 @@ def checkpoints(
     listing = read_with_store(
         pipeline, lambda store: load_checkpoints(pipeline, None if every else limit, store, before=before, undone=every)
     )
+    show_checkpoints(pipeline.options.name, listing, before, common)
+    return 0
+
+
+def show_checkpoints(pipeline: str, listing: CheckpointList, before: int | None, common: Common) -> None:
+    """Show a page of checkpoints."""
     if listing.lost is not None:
         say(f"{listing.lost}; the list comes from the store")
     if common.json:
         rows = listing.checkpoints
-        common.out.json(
-            {"pipeline": pipeline.options.name, "checkpoints": rows, "more": listing.more, "damaged": listing.damaged}
-        )
-        return 0
+        common.out.json({"pipeline": pipeline, "checkpoints": rows, "more": listing.more, "damaged": listing.damaged})
+        return
     if listing.checkpoints:
         stateful = any(row["state_size_bytes"] for row in listing.checkpoints)
         left_out = set() if stateful else {"state_size_bytes"}
@@ -138,7 +142,6 @@ def checkpoints(
         common.out.line("no checkpoint yet; `firnline run` makes the first")
     for damage in listing.damaged:
         common.out.line(f"damaged: {damage['problem']}")
-    return 0
 
 
 def _shown(row: dict[str, Json]) -> dict[str, Json]:
@@ -147,40 +150,27 @@ def _shown(row: dict[str, Json]) -> dict[str, Json]:
 
 
 def _audit(pipeline: OpenPipeline, limit: int | None, before: int | None, common: Common) -> int:
-    from firnline.history.store import check_store, find_store
-    from firnline.stores.audit import load_audit
+    from firnline.history.store import load_audit_rows
 
-    check_store(pipeline)
-    name = pipeline.options.name
-    try:
-        store = find_store(pipeline)
-        with closing(store) if store is not None else nullcontext():
-            entries = load_audit(store, name, None if limit is None else limit + 1, before) if store is not None else []
-    except OSError as error:
-        options = pipeline.options.checkpoint.store
-        location = (options.path or options.uri or options.type) if options is not None else ""
-        raise SinkError(
-            f"the checkpoint store ({location}) cannot be read: {error}",
-            hint="Make it reachable, then try again: only the store holds the audit trail.",
-        ) from error
-    more = limit is not None and len(entries) > limit
-    rows: list[dict[str, Json]] = [
-        {"version": entry.version, **(entry.record.to_json() if entry.record else {}), "problem": entry.problem or None}
-        for entry in entries[:limit]
-    ]
+    show_audit(pipeline.options.name, load_audit_rows(pipeline, limit, before), common)
+    return 0
+
+
+def show_audit(name: str, page: AuditRows, common: Common) -> None:
+    """Show a page of the audit trail."""
+    rows, more = page.rows, page.more
     if common.json:
         common.out.json({"pipeline": name, "audit": rows, "more": more})
     elif rows:
         common.out.table(AUDIT_COLUMNS, [_shown_audit(row) for row in rows])
         if more:
             common.out.line(f"there are more: --before {rows[-1]['version']} lists the next, --all lists them all")
-    elif store is None:
+    elif not page.has_store:
         common.out.line(
             "there is no checkpoint store yet, so there is no audit trail; `firnline run` creates the store"
         )
     else:
         common.out.line("nobody rolled back, restored, imported or deleted anything")
-    return 0
 
 
 def _shown_audit(row: dict[str, Json]) -> dict[str, Json]:
@@ -224,8 +214,9 @@ Output (JSON fields):
                 checkpoint names
   entry         the ledger's: epoch, name, checksum; null when unknown
   inputs        {source: files}; null when the entry is folded away
-  rescued       [{source, column, values, expected, first, file, line}]: values
-                in _rescued_data; null when the entry is folded away
+  rescued       [{source, table (of a database), column, values, expected,
+                first, file, line}]: values in _rescued_data; null when the
+                entry is folded away
   sinks         [{name, holds, version, committed_at, rows, size_bytes}]
   sizes         checkpoint_bytes, entry_bytes, state_bytes
   durations_ms  {step: milliseconds}
@@ -251,46 +242,16 @@ def show(
 ) -> int:
     """Show one checkpoint, and which of its copies are intact."""
     pipeline = load_pipeline(spec)
+    from firnline.history.checkpoints import describe_epoch
     from firnline.history.epoch import load_epoch
 
     view = read_with_store(pipeline, lambda store: load_epoch(pipeline, store, epoch))
+    known = describe_epoch(pipeline, view)
     if common.json:
-        common.out.json(_show_json(pipeline, view))
+        common.out.json(known)
     else:
-        _show_epoch(common.out, pipeline, view)
+        show_epoch(common.out, known, find_texts(pipeline, view.checkpoint.positions))
     return 0
-
-
-def _show_json(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
-    from firnline.checkpoint.codec import canonical
-    from firnline.history.state import snapshots_of
-
-    entry = view.ledger_entry
-    sealed = view.checkpoint.to_json()
-    positions = pipeline.sources.describe(view.checkpoint.positions)
-    snapshots = snapshots_of(view.checkpoint)
-    return {
-        "pipeline": pipeline.options.name,
-        "epoch": view.epoch,
-        "kind": view.kind,
-        "status": "COMPLETED",
-        "is_savepoint": view.is_savepoint,
-        "undone": view.undone,
-        "checkpoint": sealed,
-        "positions": {name: position.facts for name, position in positions.items()},
-        "operators": [asdict(one) for one in snapshots],
-        "entry": view.entry.to_json() if view.entry else None,
-        "inputs": entry.count_read() if entry else None,
-        "rescued": entry.rescued if entry else None,
-        "sinks": [sink.to_json() for sink in view.sinks],
-        "sizes": {
-            "checkpoint_bytes": len(canonical(sealed)),
-            "entry_bytes": len(entry.to_bytes()) if entry else None,
-            "state_bytes": sum(one.size_bytes for one in snapshots),
-        },
-        "durations_ms": view.durations_ms,
-        "copies": [copy.to_json() for copy in view.copies],
-    }
 
 
 def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
@@ -304,17 +265,19 @@ def state_facts(snapshots: Sequence[OperatorSnapshot]) -> dict[str, str]:
     return facts
 
 
-def _show_epoch(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
-    from firnline.history.state import snapshots_of
+def show_epoch(out: Output, known: dict[str, Json], positions: Mapping[str, str]) -> None:
+    """Show an epoch as `describe_epoch` describes it; `positions` are those of its sources, in words."""
+    from firnline.checkpoint.model import Checkpoint
+    from firnline.history.state import OperatorSnapshot
 
-    checkpoint = view.checkpoint
+    checkpoint = Checkpoint.from_json(known["checkpoint"])
     facts: dict[str, Json] = {
         "epoch": ", ".join(
             [
-                str(view.epoch),
-                view.kind,
-                *(["undone by a later one"] if view.undone else []),
-                *(["held by a savepoint"] if view.is_savepoint else []),
+                str(known["epoch"]),
+                known["kind"],
+                *(["undone by a later one"] if known["undone"] else []),
+                *(["held by a savepoint"] if known["is_savepoint"] else []),
             ]
         ),
         "pipeline": checkpoint.pipeline,
@@ -325,29 +288,34 @@ def _show_epoch(out: Output, pipeline: OpenPipeline, view: EpochView) -> None:
         "floor": f"epoch {checkpoint.floor}",
         "schema": f"version {checkpoint.schema_version}, fingerprint {checkpoint.schema_fingerprint or '-'}",
     }
-    for name, position in pipeline.sources.describe(checkpoint.positions).items():
-        facts[f"source {name}"] = _position_text(position)
-    facts |= state_facts(snapshots_of(checkpoint)) or {"state": "none"}
+    for name, text in positions.items():
+        facts[f"source {name}"] = text
+    facts |= state_facts([OperatorSnapshot(**one) for one in known["operators"]]) or {"state": "none"}
     facts["checksum"] = checkpoint.checksum
-    if view.entry is not None:
-        facts["ledger entry"] = view.entry.name
-        facts["its checksum"] = view.entry.checksum
-    known = _show_json(pipeline, view)
+    if known["entry"] is not None:
+        facts["ledger entry"] = known["entry"]["name"]
+        facts["its checksum"] = known["entry"]["checksum"]
     if known["inputs"] is not None:
         facts["read"] = count_text(sum(known["inputs"].values()), "file")
     if known["rescued"]:
         facts["rescued"] = "; ".join(Rescued.from_json(one).text() for one in known["rescued"])
     facts["checkpoint size"] = size_text(known["sizes"]["checkpoint_bytes"])
-    if view.durations_ms:
-        facts["took"] = ", ".join(f"{step} {ms:,} ms" for step, ms in view.durations_ms.items())
+    if known["durations_ms"]:
+        facts["took"] = ", ".join(f"{step} {ms:,} ms" for step, ms in known["durations_ms"].items())
     out.facts(facts)
     out.line()
-    out.table(SINK_COLUMNS, [sink.to_json() for sink in view.sinks])
+    out.table(SINK_COLUMNS, known["sinks"])
     out.line()
-    out.table(COPY_COLUMNS, [copy.to_json() for copy in view.copies])
+    out.table(COPY_COLUMNS, known["copies"])
 
 
-def _position_text(position: PositionView) -> str:
+def find_texts(pipeline: OpenPipeline, positions: Mapping[str, Json]) -> dict[str, str]:
+    """Return where each source stands, in words."""
+    return {name: position_text(one) for name, one in pipeline.sources.describe(positions).items()}
+
+
+def position_text(position: PositionView) -> str:
+    """Return where a source stands, in words."""
     if not position.by_input:
         return fact_text(position.facts)
     text = f"up to {position.last}" if position.last else "at the start"
@@ -405,9 +373,14 @@ def diff(
     if common.json:
         common.out.json(changes)
     else:
-        for line in _diff_lines(changes):
-            common.out.line(line)
+        show_diff(common.out, changes)
     return 0
+
+
+def show_diff(out: Output, changes: dict[str, Json]) -> None:
+    """Show what changed between two epochs."""
+    for line in _diff_lines(changes):
+        out.line(line)
 
 
 def _diff_lines(changes: dict[str, Json]) -> Iterator[str]:

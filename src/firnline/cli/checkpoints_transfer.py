@@ -15,6 +15,7 @@ from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
     from firnline.run.open_pipeline import OpenPipeline
+    from firnline.stores.archive import Manifest
     from firnline.types import Json
 
 EXPORT_EPILOGUE = """\
@@ -77,7 +78,12 @@ def export(
         return _plan_export(pipeline, file, replace=yes, common=common)
     from firnline.history.store import export_checkpoints
 
-    manifest = export_checkpoints(pipeline, file, replace=yes)
+    show_exported(file, export_checkpoints(pipeline, file, replace=yes), common)
+    return 0
+
+
+def show_exported(file: str, manifest: Manifest, common: Common) -> None:
+    """Show what an archive of checkpoints holds."""
     members = manifest.members
     facts: dict[str, Json] = {
         "file": file,
@@ -91,13 +97,12 @@ def export(
     }
     if common.json:
         common.out.json(facts)
-        return 0
+        return
     contents = f"{count_text(facts['versions'], 'checkpoint')}, {count_text(facts['audit'], 'audit record')}"
     origin = "the ledger" if manifest.origin == "ledger" else "the checkpoint store"
     common.out.line(f"{file}: {contents}, {size_text(facts['size_bytes'])}, from {origin}")
     for name in manifest.left_out:
         common.out.line(f"left out: {name}")
-    return 0
 
 
 def _plan_export(pipeline: OpenPipeline, file: str, *, replace: bool, common: Common) -> int:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 from firnline.cli.logs import VARIABLE, LogFormat
 from firnline.cli.output import Output, brief, say
 from firnline.config.units import parse_seconds, parse_size, seconds_text, size_text
-from firnline.errors import ConfigError, DamagedError, StoreUnsafeError, no_such_folder
+from firnline.errors import ConfigError, no_such_folder
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -199,19 +199,10 @@ def editing_history(pipeline: OpenPipeline, *, take_over: bool) -> Iterator[str]
 
 
 def read_with_store(pipeline: OpenPipeline, read: Callable[[CheckpointStore | None], T]) -> T:
-    """Call `read` with the checkpoint store, or with None if there is none, it is empty, or it cannot be read."""
-    from firnline.history.store import find_store
+    """Call `read` with the checkpoint store, if there is one and it can be read; say so if it cannot."""
+    from firnline.history.store import read_with_store as read_and_warn
 
-    try:
-        store = find_store(pipeline)
-        if store is None:
-            return read(None)
-        with closing(store):
-            return read(store)
-    except (OSError, StoreUnsafeError, DamagedError) as error:
-        result = read(None)  # raises again if the store was not the cause
-        say(f"the checkpoint store cannot be read, so the output comes from the table alone: {brief(str(error))}")
-        return result
+    return read_and_warn(pipeline, read, lambda text: say(brief(text)))
 
 
 def warm_decoder(sources: Iterable[SourceOptions], say: Callable[[str], None]) -> None:
@@ -329,11 +320,8 @@ def _existing(table: str) -> str:
     return table
 
 
-_COMMAND = re.compile(r"\bfirnline (checkpoints delete|ledger repair|savepoint [a-z]+|[a-z]+(?:-[a-z]+)*)\b(?! -f)")
-_WITH_SPEC = frozenset(
-    ("checkpoint", "checkpoints", "dry-run", "files", "ledger", "pause", "quarantine", "rescale", "resume", "rollback",
-     "run", "savepoint", "snapshot", "state", "status", "stop")
-)  # fmt: skip
+_COMMAND = re.compile(r"\bfirnline((?: [a-z]+(?:-[a-z]+)*)+)")
+_NO_ARGUMENT = re.compile(r" -|(?! [^ ])")  # what follows a command that names neither a table nor a spec
 
 
 def name_spec(hint: str, spec: str | None) -> str:
@@ -341,12 +329,37 @@ def name_spec(hint: str, spec: str | None) -> str:
     if spec is None:
         return hint
     named = f" -f {shlex.quote(spec)}"
-    return _COMMAND.sub(lambda m: m.group() + (named if m.group(1).split()[0] in _WITH_SPEC else ""), hint)
+
+    def complete(found: re.Match[str]) -> str:
+        if hint.startswith(" -f", found.end()):
+            return found.group()
+        command, names = _find_command(found.group(1).split())
+        end = found.start(1) + len(command)
+        takes_spec = "--spec" in names[:1] or ("--table" in names[:1] and _NO_ARGUMENT.match(hint, end) is not None)
+        return hint[found.start() : end] + (named if takes_spec else "") + hint[end : found.end()]
+
+    return _COMMAND.sub(complete, hint)
+
+
+def _find_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the command, as written, with which some words begin, and the names of its parameter for the spec; none
+    if it has no such parameter."""
+    from firnline.cli.main import app
+
+    found, command = app, ""
+    for word in words:
+        if word not in found:
+            break
+        found, command = found[word], f"{command} {word}"
+    if not command or found.default_command is None:
+        return command, ()
+    return command, next((one.names for one in found.assemble_argument_collection() if "--spec" in one.names), ())
 
 
 def silent_text(change: Mapping[str, Any], spec: str | None = None) -> str:
     """Say how rows of a captured table may differ from the database, as in `silent_changes` of `status`."""
-    way = f"; to read the table again: {name_spec(change['command'], spec)}" if change["command"] else ""
+    way = f"; to read the table again: `{name_spec(change['command'], spec)}`" if change["command"] else ""
+    way = f"; {change['way']}" if change["way"] else way
     if change["asked"]:
         way = "; the next epoch begins to read the table again"
         way = "; it is emptied and read when there is a table of this name" if change["again"] == "replace" else way

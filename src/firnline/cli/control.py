@@ -168,6 +168,12 @@ def checkpoint(spec: Spec = None, *, timeout: Timeout = FIVE_MINUTES, common: Co
             f"the run of {running.options.name!r} ended before it took the checkpoint",
             hint="firnline checkpoints lists what it committed.",
         ) from error
+    show_checkpoint(common, answer)
+    return 0
+
+
+def show_checkpoint(common: Common, answer: dict[str, Any]) -> None:
+    """Show the checkpoint that a run took."""
     status = "committed" if answer["committed"] else "nothing_new"
     if common.json:
         result = {key: answer[key] for key in ("epoch", "id", "generation", "committed")}
@@ -176,7 +182,6 @@ def checkpoint(spec: Spec = None, *, timeout: Timeout = FIVE_MINUTES, common: Co
         common.out.line(f"committed epoch {answer['epoch']} (checkpoint {answer['id']})")
     else:
         common.out.line(f"nothing new; the pipeline is at epoch {answer['epoch']}")
-    return 0
 
 
 def _run_facts(answer: dict[str, Any]) -> dict[str, Any]:

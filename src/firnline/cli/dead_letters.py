@@ -101,18 +101,23 @@ def list_letters(
     from firnline.history.dead_letters import LetterFilter, load_dead_letters
 
     rows = load_dead_letters(pipeline, LetterFilter(sink, epoch, reason))
+    show_letters(pipeline.options.name, rows, limit, common)
+    return 0
+
+
+def show_letters(pipeline: str, rows: list[dict[str, Json]], limit: int, common: Common) -> None:
+    """Show dead letters, at most `limit` of them; 0 shows all."""
     shown = rows[:limit] if limit else rows
     if common.json:
         more = len(shown) < len(rows)
-        common.out.json({"pipeline": pipeline.options.name, "more": more, "dead_letters": shown})
-        return 0
+        common.out.json({"pipeline": pipeline, "more": more, "dead_letters": shown})
+        return
     if not rows:
         common.out.line("no dead letters")
-        return 0
+        return
     common.out.table(COLUMNS, [{**row, "values": _text(row["values"])} for row in shown])
     if len(shown) < len(rows):
         common.out.line(f"{len(rows) - len(shown)} more: add --limit 0")
-    return 0
 
 
 @app.command(help_epilogue=EDIT_EPILOGUE.replace("{verb}", "retry"))
@@ -186,5 +191,7 @@ def _answer(
     return 0
 
 
-def _text(values: Mapping[str, Json]) -> str:
+def _text(values: Mapping[str, Json] | None) -> str:
+    if values is None:  # of a server, to a token that may not see them
+        return "***"
     return ", ".join(f"{name}={value}" for name, value in values.items())

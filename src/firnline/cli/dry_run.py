@@ -112,11 +112,12 @@ def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
     if common.json:
         common.out.json(facts)
     else:
-        _show(common.out, facts)
+        show_preview(common.out, facts)
     return 0
 
 
-def _show(out: Output, facts: dict[str, Any]) -> None:
+def show_preview(out: Output, facts: dict[str, Any]) -> None:
+    """Show what a run would read."""
     resume, first, sample = facts["resume"], facts["first_epoch"], facts["sample"]
     source, sources = facts["source"], facts["sources"]
     only_captures = all(one["tables"] is not None for one in sources)  # nobody knows the number of their spool files

@@ -33,18 +33,19 @@ from firnline.cli.dry_run_columns import (
 from firnline.cli.text import shorten
 from firnline.errors import ConfigError, LedgerHoleError, SinkError
 from firnline.graph import Graph, Node, find_source, graph_of, sink_input, stateful, topological
-from firnline.history.schemas import change_facts, find_silent_changes
+from firnline.history.schemas import silent_facts
 from firnline.history.status import load_lease
 from firnline.jobs.engine import Output
 from firnline.jobs.read_job import PortContext, refuse_widening
 from firnline.jobs.spark import SparkEngine, find_java
 from firnline.names import HOME, OWN_FILE
-from firnline.options import PipelineOptions, SinkOptions, names_tables
+from firnline.options import FollowerOptions, PipelineOptions, SinkOptions, names_tables
 from firnline.process import has_exited
-from firnline.run.fill import check_new, describe_fill, find_new
-from firnline.run.joining import check_new_sinks
+from firnline.run.fill import check_new, describe_fill
+from firnline.run.new_tables import NewTable, find_new_tables
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.known import find_new
 from firnline.sources.base import Limits, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
@@ -65,6 +66,7 @@ class _Findings:
     known: dict[str, KnownFiles] | None = field(
         default_factory=dict
     )  # files that the ledger knows; None if it has a hole
+    joining: dict[str, NewTable] = field(default_factory=dict)  # tables that were added to a pipeline with history
 
 
 def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _silent_changes(pipeline: OpenPipeline) -> list[str]:
     if not any(source.has_log for source in pipeline.sources):
         return []
     with contextlib.suppress(LedgerHoleError):
-        return [silent_text(change_facts(epoch, change)) for epoch, _, change in find_silent_changes(pipeline)]
+        return [silent_text(change) for changes in silent_facts(pipeline).values() for change in changes]
     return []
 
 
@@ -352,7 +354,7 @@ def _check_sinks(findings: _Findings) -> dict[str, Head]:
             if sink.required:
                 raise _naming(sink, error) from error
             findings.warnings.append(f"the optional sink {sink.name} cannot be used, its rows would wait: {error}")
-    check_new_sinks(pipeline, findings.head.entry, {name: head.epoch for name, head in heads.items()})
+    findings.joining = {one.name: one for one in find_new_tables(pipeline, findings.head, heads)}
     return heads
 
 
@@ -396,11 +398,18 @@ def _sink(findings: _Findings, options: SinkOptions, head: Head | None) -> dict[
         "epoch": head.epoch if head else None,
         "delivery": sink.capabilities.delivery.value,
         "guarantee": _guarantee(options, sink.capabilities.delivery),
-        "filled": next((describe_fill(one) for one in new if one.name == sink.name), None),
+        "filled": _describe_first(findings, new, sink.name),
         "required": sink.required,
         "reachable": head is not None,
         "writable": place["writable"],
     }
+
+
+def _describe_first(findings: _Findings, new: list[FollowerOptions], name: str) -> str | None:
+    """Return what a sink gets first that was added to a pipeline with history."""
+    if name in findings.joining:
+        return findings.joining[name].describe()
+    return next((describe_fill(one) for one in new if one.name == name), None)
 
 
 def _key(findings: _Findings, options: SinkOptions) -> tuple[str, ...]:

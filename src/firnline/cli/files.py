@@ -3,7 +3,7 @@ files again."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -16,7 +16,6 @@ from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from firnline.history.reread import RereadPlan
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.types import Json
 
@@ -33,7 +32,6 @@ COLUMNS = (
 )
 
 DROP_COLUMNS = (Column("path", cut="left"), Column("reason", cut="right"))
-NAMED = 100  # paths in the audit record
 
 EPILOGUE = """\
 Reads the ledger in the table and a listing of the source; starts no Spark and
@@ -127,30 +125,32 @@ def files(
             total += 1
             if not limit or total <= limit:
                 rows.append(row)
+    show_files(pipeline.options.name, rows, total, status, common)
+    return 0
+
+
+def show_files(pipeline: str, rows: list[dict[str, Json]], total: int, status: str | None, common: Common) -> None:
+    """Show files with their state, of `total` that there are."""
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "total": total, "files": rows})
+        common.out.json({"pipeline": pipeline, "total": total, "files": rows})
     elif rows:
         common.out.table(COLUMNS, rows)
         if total > len(rows):
             common.out.line(f"{total - len(rows):,} more; --limit 0 lists all {total:,}")
     else:
         common.out.line("no files" if status is None else f"no file is {status}")
-    return 0
 
 
 def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, dry_run: bool, common: Common) -> int:
-    name = _find_set_aside(pipeline, path)
-    asked = any(r.path == name and r.changed == changed for r in pipeline.requests.load())
+    from firnline.history.file_requests import ask_retry, find_set_aside, is_retry_asked
+
+    name = find_set_aside(pipeline, path)
+    asked = is_retry_asked(pipeline, name, changed=changed)
     if not asked and not dry_run:
-        pipeline.requests.ask_retry(name, changed=changed, ids=pipeline.ids)
+        ask_retry(pipeline, name, pipeline.ids.new(), changed=changed)
+    status = "already_asked" if asked else "would_ask" if dry_run else "asked"
     if common.json:
-        common.out.json(
-            {
-                "path": name,
-                "changed": changed,
-                "status": "already_asked" if asked else "would_ask" if dry_run else "asked",
-            }
-        )
+        common.out.json({"path": name, "changed": changed, "status": status})
     else:
         would = "would be read again; nothing was changed" if dry_run else "the next epoch reads it again"
         common.out.line(f"{name}: {'already requested' if asked else would}")
@@ -158,86 +158,52 @@ def _retry(pipeline: OpenPipeline, path: str, *, changed: bool, dry_run: bool, c
 
 
 def _reread(pipeline: OpenPipeline, path: str, *, consent: Consent, common: Common) -> int:
+    from firnline.history.file_requests import ask_reread
     from firnline.history.reread import plan_reread
-    from firnline.history.store import on_record
 
     plan = plan_reread(pipeline, path)
     facts = {"pipeline": pipeline.options.name, **plan.to_json()}
     if not common.json:
-        _show_reread(plan, common)
+        show_reread(facts, common)
     elif not consent.decided:
         common.out.json({**facts, "done": False})
     if not consent.is_given(f"Read {plan.path} again", common.out):
         return 0
-    asked = any(r.kind == "reread" and (r.path, r.source) == (plan.path, plan.source) for r in pipeline.requests.load())
-    if not asked:
-        run, newest = pipeline.ids.new(), pipeline.load().epoch
-        details = {"path": plan.path, "source": plan.source, "records": plan.records}
-        with on_record(pipeline, "files-reread", run, from_epoch=newest, to_epoch=None, **details):
-            pipeline.requests.ask_reread(plan.path, plan.source, reading=plan.reading, ids=pipeline.ids)
+    is_new = ask_reread(pipeline, plan, pipeline.ids.new())
     if common.json:
         common.out.json({**facts, "done": True})
     else:
-        common.out.line("already requested" if asked else "the next epoch reads it again")
+        common.out.line("the next epoch reads it again" if is_new else "already requested")
     return 0
 
 
-def _show_reread(plan: RereadPlan, common: Common) -> None:
-    common.out.line(f"{plan.path}: {'changed since it was read' if plan.changed else 'the same as when it was read'}")
-    epochs = ", ".join(f"{count_text(count, 'record')} in epoch {epoch}" for epoch, count in plan.epochs)
-    if plan.effect == "overwritten":
+def show_reread(plan: Mapping[str, Json], common: Common) -> None:
+    """Show the plan to read a finished file again."""
+    state = "changed since it was read" if plan["changed"] else "the same as when it was read"
+    common.out.line(f"{plan['path']}: {state}")
+    epochs = ", ".join(f"{count_text(one['records'], 'record')} in epoch {one['epoch']}" for one in plan["epochs"])
+    if plan["effect"] == "overwritten":
         common.out.line(f"read before: {epochs or 'nothing'}; rows with the same key are overwritten")
     else:
         common.out.line(f"read before: {epochs or 'nothing'}; their rows stay, and those of the file come twice")
-    if plan.operators:
-        common.out.line(f"operators that take the records again: {', '.join(plan.operators)}")
+    if plan["operators"]:
+        common.out.line(f"operators that take the records again: {', '.join(plan['operators'])}")
 
 
 def _drop(pipeline: OpenPipeline, wanted: list[str], *, consent: Consent, common: Common) -> int:
-    from firnline.history.store import on_record
+    from firnline.history.file_requests import ask_drop, plan_drop
 
-    aside = _load_set_aside(pipeline)
-    chosen: dict[str, str] = {}
-    for pattern in wanted:
-        fits = [path for path in aside if fnmatchcase(path, pattern)] or [_find_set_aside(pipeline, pattern)]
-        chosen |= {path: aside[path] for path in sorted(fits)}
-    rows = [{"path": path, "reason": reason} for path, reason in chosen.items()]
+    plan = plan_drop(pipeline, wanted)
+    rows = plan.rows()
     if not common.json:
         common.out.table(DROP_COLUMNS, rows)
     elif not consent.decided:
         common.out.json({"pipeline": pipeline.options.name, "done": False, "files": rows})
     confirmed = consent.is_given(f"Give up {count_text(len(rows), 'file')}", common.out)
     if confirmed:
-        run = pipeline.ids.new()
-        asked = {request.path for request in pipeline.requests.load() if request.kind == "drop"}
-        facts = {"files": len(chosen), "patterns": wanted, "paths": list(chosen)[:NAMED]}
-        with on_record(pipeline, "files-drop", run, from_epoch=pipeline.load().epoch, to_epoch=None, **facts):
-            for path in chosen.keys() - asked:
-                pipeline.requests.ask_drop(path, ids=pipeline.ids)
+        ask_drop(pipeline, plan, pipeline.ids.new())
     if not common.json and confirmed:
         common.out.line("the next epoch drops them")
     elif confirmed:
         common.out.json({"pipeline": pipeline.options.name, "done": True, "files": rows})
     return 0
-
-
-def _load_set_aside(pipeline: OpenPipeline) -> dict[str, str]:
-    """Load the files that are set aside, with their reasons."""
-    head = pipeline.load()
-    positions = head.checkpoint.positions if head.checkpoint else {}
-    described = pipeline.sources.describe(positions).values()
-    return {path: reason for position in described for path, reason in position.set_aside.items()}
-
-
-def _find_set_aside(pipeline: OpenPipeline, path: str) -> str:
-    """Find the full name of a file that is set aside; the path may be relative to the source or to this folder."""
-    from firnline.storage import is_remote, normalise
-
-    aside = _load_set_aside(pipeline)
-    names = [path, *(f"{source.location}/{path}" for source in pipeline.sources)]
-    if not is_remote(path):
-        names.append(normalise(path))
-    for name in names:
-        if name in aside:
-            return name
-    raise ConfigError(f"{path} is not set aside", hint="firnline files --status set_aside")

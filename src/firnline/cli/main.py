@@ -18,7 +18,7 @@ from firnline import __version__
 from firnline.cli import logs
 from firnline.cli.common import find_spec_argument, name_spec
 from firnline.cli.output import FactsHandler, print_failure
-from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied
+from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied, hint_at_full_disk
 from firnline.process import HungError, TimedCalls
 
 # Verb, app and its line in the list of commands; an app is imported only when its verb is used.
@@ -54,6 +54,8 @@ COMMANDS = (
     ("staging", "staging:app", "Show units that are staged and not committed; retry or discard units set aside."),
     ("gc", "gc:app", "Delete unreferenced files of a table."),
     ("compact", "compact:app", "Rewrite small files as large ones, without disturbing ingestion."),
+    ("serve", "serve:app", "Serve pipelines: REST, a dashboard, and supervision of their runs."),
+    ("topology", "topology:app", "Show pipelines that read what others write; snapshots and restores of all at once."),
     ("demo", "demo:app", "Kill a pipeline in mid-run and count what arrives."),
     ("drill", "drill:app", "Kill a run of your own spec in a scratch folder, and count."),
     ("prepare", "prepare:app", "Compile the decoder, and archive Spark's classes, once per installation."),
@@ -65,7 +67,8 @@ app = App(
     name="firnline",
     help="Exactly-once, checkpointed pipelines into Delta Lake. Kill it anywhere, run it again: every record lands "
     "once."
-    "\n\nResults go to stdout, logs to stderr; every command takes --json, --log-format, --debug and --help.",
+    "\n\nResults go to stdout, logs to stderr; every command takes --json, --log-format, --debug and --help. "
+    "`firnline --server URL --token-file FILE COMMAND NAME` asks a `firnline serve` about its pipeline NAME.",
     version=__version__,
     help_format="plaintext",
     result_action="return_value",
@@ -117,6 +120,11 @@ def _dispatch(tokens: list[str]) -> int:
     # Warnings where no command has set logging up: the facts belong to the message.
     before, logging.lastResort = logging.lastResort, FactsHandler(logging.WARNING)
     try:
+        if tokens and tokens[0].partition("=")[0] in ("--server", "--token-file"):
+            from firnline.cli.remote import run_remotely, take_server
+
+            options, tokens = take_server(tokens)
+            return run_remotely(app.parse_args, options, tokens)
         return int(app(tokens) or 0)
     except CycloptsError as error:
         print_failure(_usage_error(error, tokens), debug=debug)
@@ -150,6 +158,7 @@ def _plainly(error: FirnlineError, tokens: Sequence[str]) -> FirnlineError:
         if denied is not None and denied is not error:
             denied.__cause__ = error
             error = denied
+    hint_at_full_disk(error)
     error.hint = name_spec(error.hint, find_spec_argument(tokens))
     return error
 

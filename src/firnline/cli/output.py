@@ -113,20 +113,24 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:,.1f} TB"
 
 
-def lag_text(lag: Mapping[str, Any]) -> str:
-    """Say how far a source is behind the log of its server, as in `LogLag`."""
+def lag_text(lag: Mapping[str, Any], unread: Sequence[str] = ()) -> str:
+    """Say how far a source is behind the log of its server, as in `LogLag`; tables are `unread` whose rows from before
+    are still to be read."""
     if lag["unknown"]:
         return f"lag unknown: {lag['unknown']}"
     if lag["alarm"]:
         return str(lag["alarm"])
     if lag["lag_bytes"] == 0:
-        texts = ["in sync with the server"]
+        texts = ["in sync with the server's log" if unread else "in sync with the server"]
     else:
         bytes_text = f"{size_text(lag['lag_bytes'])} behind" if lag["lag_bytes"] is not None else "behind"
         seconds = f", {time_text(lag['lag_seconds'])}" if lag["lag_seconds"] is not None else ""
         texts = [f"{bytes_text}{seconds}, the server is at {lag['server_position']}"]
     if lag["retained_bytes"] is not None:
         texts.append(f"its slot keeps {size_text(lag['retained_bytes'])}")
+    if unread:
+        more = f" and {len(unread) - NAMES_SHOWN} more" if len(unread) > NAMES_SHOWN else ""
+        texts.append(f"rows from before are still to be read of {', '.join(unread[:NAMES_SHOWN])}{more}")
     return ", ".join(texts)
 
 
@@ -181,7 +185,11 @@ def log_text(record: logging.LogRecord) -> str:
 
 
 class FactsHandler(logging.Handler):
-    """Log records as lines on stderr."""
+    """Log records as lines on stderr; with `dated`, each begins with its time."""
+
+    def __init__(self, level: int = logging.NOTSET, *, dated: bool = False) -> None:
+        super().__init__(level)
+        self._dated = dated
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -189,7 +197,8 @@ class FactsHandler(logging.Handler):
                 sys.stderr.write(logs.record_line(record) + "\n")
                 sys.stderr.flush()
             else:
-                say(log_text(record))
+                at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                say(f"{at} {log_text(record)}" if self._dated else log_text(record))
         except Exception:  # a log line must never end a command
             self.handleError(record)
 

@@ -195,6 +195,6 @@ def _show(common: Common, pipeline: OpenPipeline, plan: PositionPlan) -> None:
 
 
 def _text(pipeline: OpenPipeline, source: str, position: object) -> str:
-    from firnline.cli.rollback import position_text
+    from firnline.history.edits.rollback import position_text
 
     return position_text(pipeline.sources.describe({source: position})[source] if position is not None else None)

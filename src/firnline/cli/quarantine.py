@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -21,10 +19,9 @@ from firnline.errors import ConfigError
 from firnline.types import Json
 
 if TYPE_CHECKING:
-    from firnline.history.quarantine import QuarantineFile
+    from firnline.history.quarantine_requests import RecordFilter
     from firnline.run.open_pipeline import OpenPipeline
 
-FILES_PER_REQUEST = 200
 RAW_SHOWN = 80
 COLUMNS = (
     Column("epoch", right=True, drop=1),
@@ -105,45 +102,22 @@ def quarantine(
         )
     pipeline = load_pipeline(spec)
     from firnline.history.quarantine import load_pending, load_quarantine
+    from firnline.history.quarantine_requests import RecordFilter
 
-    wanted = _Filter(reason, file, epoch, until_epoch)
+    wanted = RecordFilter(reason, file, epoch, until_epoch)
     if replay or drop:
         return _request(pipeline, wanted, discard=drop, consent=consent, common=common)
     if export is not None:
         return _export(pipeline, wanted, export, common)
     rows = load_pending(pipeline) if pending else load_quarantine(pipeline)
-    return _show(pipeline, rows, wanted, limit, common)
+    show_records(pipeline.options.name, rows, wanted, limit, common)
+    return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """Which records a command is about."""
-
-    reason: str | None
-    file: str | None
-    epoch: int | None
-    until_epoch: int | None = None
-
-    @property
-    def options(self) -> str:
-        """The options that choose these records, up to the given epoch, to be typed again."""
-        given = {"--reason": self.reason, "--file": self.file, "--epoch": self.epoch, "--until-epoch": self.until_epoch}
-        return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-
-    def takes(self, row: Mapping[str, Json]) -> bool:
-        """Return whether a record is one of them."""
-        if self.epoch is not None and row["epoch"] != self.epoch:
-            return False
-        if self.until_epoch is not None and row["epoch"] > self.until_epoch:
-            return False
-        if self.file is not None:
-            path = str(row["file"])
-            if not fnmatchcase(path, self.file) and not path.endswith(f"/{self.file.lstrip('/')}"):
-                return False
-        return self.reason is None or row["reason"] == self.reason
-
-
-def _show(pipeline: OpenPipeline, found: Iterable[dict[str, Json]], wanted: _Filter, limit: int, common: Common) -> int:
+def show_records(
+    pipeline: str, found: Iterable[dict[str, Json]], wanted: RecordFilter, limit: int, common: Common
+) -> None:
+    """Show records of the quarantine, at most `limit` of them; 0 shows all."""
     records: list[dict[str, Json]] = []
     more = False
     reasons: Counter[str] = Counter()
@@ -157,7 +131,7 @@ def _show(pipeline: OpenPipeline, found: Iterable[dict[str, Json]], wanted: _Fil
         records.append(row)
     if common.json:
         rows = [{**row, "raw": base64.b64encode(row["raw"]).decode()} for row in records]
-        common.out.json({"pipeline": pipeline.options.name, "more": more, "quarantine": rows})
+        common.out.json({"pipeline": pipeline, "more": more, "quarantine": rows})
     elif records:
         common.out.table(COLUMNS, [{**row, "raw": safe_bytes(row["raw"], RAW_SHOWN)} for row in records])
         if more:
@@ -168,10 +142,9 @@ def _show(pipeline: OpenPipeline, found: Iterable[dict[str, Json]], wanted: _Fil
         common.out.line(f"no record is quarantined {which}; the reasons are: {others}")
     else:
         common.out.line("nothing is quarantined")
-    return 0
 
 
-def _export(pipeline: OpenPipeline, wanted: _Filter, path: str, common: Common) -> int:
+def _export(pipeline: OpenPipeline, wanted: RecordFilter, path: str, common: Common) -> int:
     from firnline.history.quarantine import load_quarantine
 
     # Only what is quarantined now is exported: later records must not be dropped with it.
@@ -197,57 +170,19 @@ def _export(pipeline: OpenPipeline, wanted: _Filter, path: str, common: Common) 
     return 0
 
 
-@dataclass(slots=True)
-class _Chosen:
-    """The records that a replay or a drop is about."""
-
-    requests: dict[str, list[dict[str, Json]]] = field(default_factory=dict)  # by source: files of the quarantine
-    records: Counter[str] = field(default_factory=Counter)  # by reason
-    files: dict[str, set[str]] = field(default_factory=dict)  # by reason
-    left_out: Counter[str] = field(default_factory=Counter)  # by obstacle
-
-
-def _choose(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool) -> _Chosen:
-    from firnline.history.quarantine import load_quarantine_files
-
-    asked: dict[str, list[list[int]]] = {}  # file of the quarantine -> ranges of rows
-    for one in (file for request in pipeline.requests.load() for file in request.files):
-        asked.setdefault(str(one["name"]), []).extend(one["rows"])
-    chosen = _Chosen()
-    for file in load_quarantine_files(pipeline):
-        rows = []
-        for number, row in file.rows:
-            if not wanted.takes(row):
-                continue
-            obstacle = _obstacle(pipeline, file, row, discard=discard)
-            if any(first <= number <= last for first, last in asked.get(file.name, ())):
-                obstacle = "already requested"
-            if obstacle:
-                chosen.left_out[obstacle] += 1
-                continue
-            rows.append(number)
-            chosen.records[str(row["reason"])] += 1
-            chosen.files.setdefault(str(row["reason"]), set()).add(str(row["file"]))
-        if rows:
-            chosen.requests.setdefault(file.source, []).append(file.describe(rows))
-    return chosen
-
-
-def _request(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool, consent: Consent, common: Common) -> int:
+def _request(pipeline: OpenPipeline, wanted: RecordFilter, *, discard: bool, consent: Consent, common: Common) -> int:
     """Show which records would be read again or dropped, and request it once that is confirmed."""
-    chosen = _choose(pipeline, wanted, discard=discard)
+    from firnline.history.quarantine_requests import ask_records, choose_records
+
+    chosen = choose_records(pipeline, wanted, discard=discard)
     total = chosen.records.total()
-    plan = [
-        {"reason": reason, "records": count, "files": len(chosen.files[reason])}
-        for reason, count in sorted(chosen.records.items())
-    ]
-    facts = {"pipeline": pipeline.options.name, "records": total, "left_out": dict(chosen.left_out), "plan": plan}
+    facts = {"pipeline": pipeline.options.name, **chosen.to_json()}
     if common.json:
         if not total or not consent.decided:
             common.out.json({**facts, "done": False})
     else:
-        if plan:
-            common.out.table(PLAN_COLUMNS, plan)
+        if facts["plan"]:
+            common.out.table(PLAN_COLUMNS, facts["plan"])
         for obstacle, count in sorted(chosen.left_out.items()):
             common.out.line(f"{count_text(count, 'record')} left out: {obstacle}")
     if not total:
@@ -257,42 +192,9 @@ def _request(pipeline: OpenPipeline, wanted: _Filter, *, discard: bool, consent:
     number = count_text(total, "record")
     if not consent.is_given(f"Drop {number}" if discard else f"Read {number} again", common.out):
         return 0
-    _ask(pipeline, chosen, discard=discard)
+    ask_records(pipeline, chosen, pipeline.ids.new(), discard=discard)
     if common.json:
         common.out.json({**facts, "done": True})
     else:
         common.out.line(f"the next epoch drops {number}" if discard else f"the next epoch decodes {number} again")
     return 0
-
-
-def _ask(pipeline: OpenPipeline, chosen: _Chosen, *, discard: bool) -> None:
-    from firnline.history.store import on_record
-
-    what = "quarantine-drop" if discard else "quarantine-replay"
-    run, newest, total = pipeline.ids.new(), pipeline.load().epoch, chosen.records.total()
-    with on_record(pipeline, what, run, from_epoch=newest, to_epoch=None, records=total):
-        for source, files in chosen.requests.items():
-            for at in range(0, len(files), FILES_PER_REQUEST):
-                part = files[at : at + FILES_PER_REQUEST]
-                pipeline.requests.ask_replay(source, part, discard=discard, ids=pipeline.ids)
-
-
-def _obstacle(pipeline: OpenPipeline, file: QuarantineFile, row: Mapping[str, Json], *, discard: bool) -> str:
-    """Return why a record cannot be read again, or dropped; empty if it can."""
-    options = next((one for one in pipeline.options.sources if one.name == file.source), None)
-    if discard and (options is None or options.replays_quarantine):
-        return ""
-    if row["reason"] == "too-long":
-        return "only the beginning of a record that is too long is stored; use `firnline files --reread`"
-    if options is None:
-        return f"the source {file.source} is not in the spec"
-    if not options.replays_quarantine:
-        return f"a {options.type} source neither reads quarantined records again nor drops them; use --export"
-    if options.replay_obstacle:
-        return f"{options.replay_obstacle}; use --export"
-    file_format = getattr(options, "format", "ndjson")
-    if file_format == "parquet":
-        return "a row of a Parquet file is not decoded alone; use `firnline files --reread`, or --export"
-    if file_format == "csv" and row["file"] not in file.headers:
-        return "a record alone has no header; use `firnline files --reread`, or --export"
-    return ""

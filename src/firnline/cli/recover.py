@@ -131,7 +131,7 @@ def _as_json(plan: RecoveryPlan) -> dict[str, Any]:
 
 
 def _show(common: Common, pipeline: OpenPipeline, plan: RecoveryPlan) -> None:
-    from firnline.cli.rollback import position_text
+    from firnline.history.edits.rollback import position_text
 
     views = pipeline.sources.describe(plan.positions)
     kept = plan.ledger == "kept"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -14,14 +14,12 @@ from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, l
 from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
-from firnline.config.units import parse_seconds
+from firnline.config.units import parse_moment
 from firnline.errors import ConfigError
 from firnline.names import JOURNAL
 
 if TYPE_CHECKING:
     from firnline.history.edits.rollback import RollbackPlan
-    from firnline.run.open_pipeline import OpenPipeline
-    from firnline.sources.base import PositionView
 
 EPILOGUE = """\
 Table, columns, operators' state and checkpoint go back together, in one Delta
@@ -39,7 +37,8 @@ below the floor (checkpoint.rollback_window).
 Output (JSON fields):
   pipeline, done, from_epoch, to_epoch, new_epoch, version, floor, input_files,
   input_records, input_bytes, quarantined, pending_units, positions_now,
-  positions_then, not_undone [...], refusals [...]
+  positions_then, not_undone [...], history_edits [epoch] (undone with the
+  epochs), refusals [...]
   state_now, state_then  [{operator, epoch, checkpoint, shards, size_bytes,
          rows, watermark, idle_inputs}]: the operators' snapshots, each with
          its epoch
@@ -50,7 +49,7 @@ Output (JSON fields):
          replays into the state
   sinks  [{name, table, epoch, version_now, version_then, files_removed,
          rows_removed, files_restored, rows_restored, columns_removed,
-         properties_changed, others, left}]
+         properties_changed, others, foreign_commits, left}]
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -103,58 +102,44 @@ def rollback(
         raise ConfigError("name the target of the rollback, an epoch or a time", hint="firnline rollback --to 41")
     moment = _moment(to_time) if to_time is not None else None
     pipeline = load_pipeline(spec)
-    from firnline.history.edits.rollback import Rollback, find_epoch_at
+    from firnline.history.edits.rollback import Rollback, find_epoch_at, find_position_texts
 
     epoch = to if to is not None else find_epoch_at(pipeline, moment or datetime.now(UTC))
     edit = Rollback(pipeline, epoch, accept=accept, leave=leave)
     plan = edit.plan()
     if not common.json:
-        _show(common.out, pipeline, plan)
+        show_plan(common.out, plan, find_position_texts(pipeline, plan))
         common.out.line()
     elif not consent.decided:
-        common.out.json({**_as_json(plan), "done": False})
+        common.out.json({**plan.to_json(), "done": False})
     plan.check()  # a refusal must not end a run
     if not consent.is_given(f"Roll back to epoch {plan.to_epoch}", common.out):
         return 0
     with editing_history(pipeline, take_over=take_over) as run:
         plan, _ = edit.perform(run, say)
     if common.json:
-        common.out.json({**_as_json(plan), "done": True})
+        common.out.json({**plan.to_json(), "done": True})
     else:
         common.out.line(f"done: epoch {plan.new_epoch} equals epoch {plan.to_epoch}; `firnline run` continues there")
     return 0
 
 
 def _moment(text: str) -> datetime:
-    with contextlib.suppress(ValueError, OverflowError):
-        if not text.isdigit():  # 20261116 is a date, or a mistake
-            return datetime.now(UTC) - timedelta(seconds=parse_seconds(text))
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+    moment = parse_moment(text)
+    if moment is None:
         raise ConfigError(
             f"--to-time {text}: not a time with a zone, nor a time ago", hint="--to-time 2026-11-16T08:00:00Z, or 2h"
         )
     return moment
 
 
-def _as_json(plan: RollbackPlan) -> dict[str, Any]:
-    body = asdict(plan)
-    return {**body, "refusals": [error.message for error in plan.refusals]}
-
-
-def _show(out: Output, pipeline: OpenPipeline, plan: RollbackPlan) -> None:
-    now, then = pipeline.sources.describe(plan.positions_now), pipeline.sources.describe(plan.positions_then)
+def show_plan(out: Output, plan: RollbackPlan, positions: Mapping[str, Sequence[str]]) -> None:
+    """Show what a rollback does; `positions` has the position of each source now and then, in words."""
     again = f"{count_text(plan.input_files, 'file')}, {count_text(plan.input_records, 'record')}"
     facts: dict[str, Any] = {
         "pipeline": plan.pipeline,
         "epoch": f"{plan.from_epoch} now; epoch {plan.new_epoch} will equal epoch {plan.to_epoch}",
-        **{
-            f"source {name}": f"from {position_text(position)} back to {position_text(then.get(name))}"
-            for name, position in now.items()
-        },
+        **{f"source {name}": f"from {now} back to {then}" for name, (now, then) in positions.items()},
         "read again": f"{again}, {size_text(plan.input_bytes)}",
     }
     facts |= _state_facts(plan)
@@ -195,12 +180,3 @@ def _state_facts(plan: RollbackPlan) -> dict[str, str]:
     if plan.state_replayed:
         facts["replayed"] = f"{count_text(len(plan.state_replayed), 'epoch')} since those snapshots"
     return facts
-
-
-def position_text(position: PositionView | None) -> str:
-    """Return a position as the plan names it: the last input read, or the facts of a source without named inputs."""
-    if position is None:
-        return "the beginning"
-    if position.by_input:
-        return position.last or "the beginning"
-    return ", ".join(f"{name} {value}" for name, value in position.facts.items())

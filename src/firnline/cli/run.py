@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from firnline.cli.common import Common, Flag, Metrics, Spec, load_options, name_spec
 from firnline.cli.consent import Consent
 from firnline.cli.long_task import CopyProgress
-from firnline.cli.output import count_text, print_failure, say, set_aside_lines, time_text
+from firnline.cli.output import NAMES_SHOWN, count_text, print_failure, say, set_aside_lines, time_text
 from firnline.cli.run_plan import confirm
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, FilesSetAsideError, FirnlineError
@@ -22,10 +22,13 @@ from firnline.run.standby import check_standby, holding_lease
 if TYPE_CHECKING:
     from firnline.cli.run_report import Display, RunTotals
     from firnline.history.edits.begin_plan import BeginPlan
+    from firnline.history.gaps import GapWishes
     from firnline.options import PipelineOptions
+    from firnline.rescued import Rescued
     from firnline.run.observer import Observer
     from firnline.run.open_pipeline import OpenPipeline
     from firnline.run.runner import Runner, RunResult
+    from firnline.run.wanted import WishFollower
 
 EPILOGUE = """\
 Progress goes to stderr: a live display on a terminal, dated lines otherwise;
@@ -59,13 +62,21 @@ again), then asks; without a terminal it needs --yes, else exit code 2.
 then runs; repeating the command does not restore again. Rows of other pipelines
 in the tables are not lost unless --accept names them.
 
+--resnapshot TABLE (or SOURCE:TABLE) and --resnapshot-all empty captured tables
+and read them again. If the server's log does not continue (purged, slot gone,
+restored server), the run passes over the gap only if every table that may have
+lost changes is read again, or with --accept-gap, which loses the changes of the
+others; else it does nothing, names them, and exits with 1. Tables without a key
+cannot be read again: their changes are lost, which takes --accept-gap. Where
+the log continues, nothing is accepted.
+
 Output (stdout; JSON fields):
   pipeline, run, status (done, stopped, failed, fenced), exit_code, epoch,
   generation, epochs, files (of which something could be read), records,
   rows (of an upsert: change rows),
   changes (of an upsert: rows inserted, updated, deleted), bytes_read,
-  quarantined (by reason), rescued [{source, column, values, expected, first,
-  file, line}],
+  quarantined (by reason), rescued [{source, table (of a database), column,
+  values, expected, first, file, line}],
   late_files, set_aside, set_aside_files [{path, reason}], delivered ({sink:
   epochs} of further sinks), sinks_behind ({sink: epochs that it lacks}),
   restarts, recovery_path (fresh, local, remote,
@@ -113,13 +124,18 @@ def run(
         str | None, Parameter(help="OLD=NEW: the same files moved to another root. [default: none]")
     ] = None,
     accept_gap: Annotated[
-        bool, Flag, Parameter(help="Read on where a database's log begins now, if it does not continue.")
+        bool,
+        Flag,
+        Parameter(help="Lose changes of tables that are not read again, if a database's log does not continue."),
     ] = False,
     resnapshot: Annotated[
         tuple[str, ...],
         Flag,
-        Parameter(help="As --accept-gap, and read this table again, emptied first; repeatable. [default: none]"),
+        Parameter(help="Read this captured table again, emptied first; repeatable. [default: none]"),
     ] = (),
+    resnapshot_all: Annotated[
+        bool, Flag, Parameter(help="Read all captured tables that have a key again, emptied first.")
+    ] = False,
     fresh_after: Annotated[
         int | None,
         Parameter(help="Fresh start; only while the table is at exactly this epoch. [default: off]"),
@@ -137,6 +153,9 @@ def run(
     ] = False,
     fail_on_set_aside: Annotated[
         bool, Flag, Parameter(help="Exit with 7 if the run finishes and files are set aside.")
+    ] = False,
+    supervised: Annotated[
+        bool, Flag, Parameter(help="Obey what operators want (running, paused, stopped), as recorded in the home.")
     ] = False,
     metrics: Metrics = Metrics(),
     common: Common = Common(),
@@ -165,7 +184,7 @@ def run(
     result, totals, asked = _run(
         options, once=once, standby=standby, take_over=take_over, accept_duplicates=accept_duplicates,
         moved=moved, beginning=beginning, metrics=metrics, debug=common.debug, strict_store=strict_store,
-        gap=Gap(accept_gap, resnapshot),
+        gap=Gap(accept_gap, resnapshot, resnapshot_all), supervised=supervised, spec=spec,
     )  # fmt: skip
     if fail_on_set_aside and result.exit_code == 0 and result.set_aside:
         error = FilesSetAsideError(f"{count_text(len(result.set_aside), 'file')} set aside")
@@ -203,7 +222,7 @@ def _moved(text: str | None) -> tuple[str, str] | None:
 def _run(
     options: PipelineOptions, *, once: bool, standby: bool, take_over: bool, accept_duplicates: bool,
     moved: tuple[str, str] | None, beginning: Beginning, metrics: Metrics, debug: bool,
-    strict_store: bool, gap: Gap,
+    strict_store: bool, gap: Gap, supervised: bool, spec: str | None,
 ) -> tuple[RunResult, RunTotals, bool]:  # fmt: skip
     from firnline.cli.common import warm_decoder
     from firnline.cli.long_task import stop_on_signals
@@ -213,11 +232,14 @@ def _run(
     from firnline.run.observer import Observers
     from firnline.run.open_pipeline import open_pipeline
     from firnline.run.runner import Runner, RunResult
+    from firnline.run.trend import TrendLog
+    from firnline.run.wanted import Wishes, WishFollower
+    from firnline.telemetry.opening import open_telemetry
 
     totals = RunTotals(monotonic, options.input_words)
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(open_display(totals))
-        stack.enter_context(logging_to(display, debug=debug))
+        stack.enter_context(logging_to(display, debug=debug, spec=spec))
         watchers = stack.enter_context(_watchers(options, metrics, display.say))
         reporter = open_reporter(display, attempts=options.restart.attempts, words=options.input_words)
         engine = SparkEngine(
@@ -228,13 +250,20 @@ def _run(
         )
         stack.callback(engine.stop)
         pipeline = open_pipeline(options, once=once, moved=moved, strict_store=strict_store)
-        gap.pass_on(pipeline)
+        gap.check(pipeline)
         runner = Runner(
             pipeline,
             engine,
-            Observers(totals, reporter, *watchers),
+            Observers(
+                totals,
+                reporter,
+                TrendLog(pipeline.storage, options.name, pipeline.clock),
+                *watchers,
+                *open_telemetry(options, pipeline.clock, os.environ, display.say),
+            ),
             once=once,
             accept_duplicates=accept_duplicates,
+            supervised=supervised,
         )
         not_wanted = StopFlag()  # wakes a standby, which has no run to stop yet
 
@@ -251,37 +280,47 @@ def _run(
                 standby=standby,
                 stop=not_wanted,
                 take_over=take_over,
-                at_claim=once and not standby and not beginning.edits_history,
+                at_claim=once and not standby and not beginning.edits_history and not gap.is_given,
             )
         )
         if take_lease is None:
             totals.doing = STOOD_BY
             return RunResult(runner.run_id, 0, 0, 0, 0), totals, True
-        stack.enter_context(_control(options, runner, display, once=once))
+        follower, controlled = None, _Controlled(runner, display)
+        if supervised:
+            wishes = Wishes(pipeline.storage, options.name, pipeline.clock)
+            follower = stack.enter_context(WishFollower(wishes, controlled, display.say))
+        stack.enter_context(_control(options, controlled, display, follower, once=once))
         begin(
             options, beginning, runner.run_id, display.say, moved=moved, stopping=lambda: runner.stop_requested
         )  # fmt: skip
+        gap.pass_on(pipeline, once=once)
         return runner.run(take_lease), totals, runner.stop_requested
 
 
 @contextlib.contextmanager
-def _control(options: PipelineOptions, runner: Runner, display: Display, *, once: bool) -> Iterator[None]:
-    """Serve the control socket while the run lasts."""
+def _control(
+    options: PipelineOptions, run: _Controlled, display: Display, follower: WishFollower | None, *, once: bool
+) -> Iterator[None]:
+    """Serve the control socket while the run lasts. What is asked of a supervised run is recorded as wanted."""
     from firnline.run.control import serving_control
 
-    class Controlled:
-        """The run, whose display shows a requested stop."""
-
-        run_id = runner.run_id
-        pause, resume = runner.pause, runner.resume
-        checkpoint, status = runner.checkpoint, runner.status
-
-        def stop(self) -> None:
-            runner.stop()
-            display.stopping()
-
-    with serving_control(options, Controlled(), os.environ, display.say, once=once):
+    with serving_control(options, run, os.environ, display.say, once=once, follower=follower):
         yield
+
+
+class _Controlled:
+    """The run, whose display shows a requested stop."""
+
+    def __init__(self, runner: Runner, display: Display) -> None:
+        self.run_id = runner.run_id
+        self.checkpoint, self.status = runner.checkpoint, runner.status
+        self.pause, self.resume = runner.pause, runner.resume
+        self._runner, self._display = runner, display
+
+    def stop(self) -> None:
+        self._runner.stop()
+        self._display.stopping()
 
 
 @contextlib.contextmanager
@@ -319,8 +358,12 @@ def _last_line(options: PipelineOptions, totals: RunTotals, *, asked: bool) -> s
     if asked and not totals.run:
         return "stopped cleanly before anything was read or written"
     behind = [lag.sink for lag in totals.lags if lag.epochs_behind and not lag.set_aside]
-    lack = "lacks epochs" if len(behind) == 1 else "lack epochs"
-    rest = f"; {' and '.join(behind)} {lack}: see `firnline sinks list`; the next run delivers them" if behind else ""
+    later = [name for name in behind if name not in totals.refusals]
+    lack = "lacks epochs" if len(later) == 1 else "lack epochs"
+    rest = f"; {' and '.join(later)} {lack}: see `firnline sinks list`; the next run delivers them" if later else ""
+    for name in behind:
+        if (error := totals.refusals.get(name)) is not None:
+            rest += f"; {name} lacks epochs, and no run can deliver them: {error.message}. Try: {error.hint}"
     return f"{_did(options, totals, asked=asked, behind=bool(behind))}{rest}"
 
 
@@ -340,8 +383,19 @@ def _did(options: PipelineOptions, totals: RunTotals, *, asked: bool, behind: bo
     if totals.quarantined:
         facts.append(f"{totals.quarantined.total():,} quarantined")
     if totals.rescued:
-        facts.append(f"{count_text(sum(one.values for one in totals.rescued), 'value')} rescued")
+        facts.append(_rescued_text(totals.rescued))
     return ", ".join([*facts, time_text(totals.seconds)])
+
+
+def _rescued_text(rescued: Sequence[Rescued]) -> str:
+    """Return how many values were rescued, and of which columns of captured tables."""
+    text = f"{count_text(sum(one.values for one in rescued), 'value')} rescued"
+    tables = [one for one in rescued if one.table]
+    if not tables:
+        return text
+    shown = [f"{one.name} {one.values:,}" for one in tables[:NAMES_SHOWN]]
+    more = len(tables) - len(shown)
+    return f"{text} ({', '.join([*shown, *([f'and {more} more columns'] if more else [])])})"
 
 
 def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, asked: bool) -> dict[str, Any]:
@@ -366,26 +420,40 @@ class Gap:
 
     accepted: bool = False
     resnapshot: tuple[str, ...] = ()  # tables
+    resnapshot_all: bool = False
 
-    def pass_on(self, pipeline: OpenPipeline) -> None:
-        """Tell the sources.
+    @property
+    def is_given(self) -> bool:
+        """Whether one of the options is given."""
+        return self.accepted or bool(self.resnapshot) or self.resnapshot_all
+
+    def check(self, pipeline: OpenPipeline) -> None:
+        """Check the names of the tables, before the run begins.
 
         Raises:
-            ConfigError: no source captures one of the tables, or none has a log.
+            ConfigError: one of the tables cannot be read again, or no source has a log.
+            SourceError: the server does not answer.
+        """
+        if self.is_given:
+            self._wishes().find_tables(pipeline)
+
+    def pass_on(self, pipeline: OpenPipeline, *, once: bool = False) -> None:
+        """Tell the sources. Called while this run holds the lease.
+
+        Raises:
+            SourceGapError: tables would lose changes that nobody has named; nothing is done.
+            ConfigError: one of the tables cannot be read again, or no source has a log.
+            SourceError: the server does not answer.
             SinkError: the audit trail cannot be written.
         """
-        from firnline.history.snapshots import ask_snapshot, find_table
+        if self.is_given:
+            self._wishes(once=once).perform(pipeline)
 
-        logs = [source.name for source in pipeline.sources if source.has_log]
-        if self.accepted and not logs:
-            raise ConfigError("--accept-gap: no source of this pipeline reads the log of a database")
-        tables = [find_table(pipeline, table) for table in self.resnapshot]
-        for name in logs if self.accepted else {source for source, _ in tables}:
-            pipeline.sources[name].accept_gap()
-        asked = {(one.source, one.path) for one in pipeline.requests.load() if one.kind == "snapshot" and one.empties}
-        for source, table in tables:
-            if (source, table) not in asked:
-                ask_snapshot(pipeline, source, table, empties=True)
+    def _wishes(self, *, once: bool = False) -> GapWishes:
+        from firnline.history.gaps import GapWishes
+
+        command = "firnline run --once" if once else "firnline run"
+        return GapWishes(self.accepted, self.resnapshot, self.resnapshot_all, command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
 import logging
 import os
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from firnline.cli import logs
+from firnline.cli.common import name_spec
 from firnline.cli.output import count_text, lag_text, log_text, size_text, time_text
 from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
@@ -62,6 +64,7 @@ class RunTotals(Observer):
     rescued: list[Rescued] = field(default_factory=list)  # by source and column
     lags: tuple[SinkLag, ...] = ()  # of further sinks
     deliveries: Counter[str] = field(default_factory=Counter)  # epochs by further sink
+    refusals: dict[str, FirnlineError] = field(default_factory=dict)  # by optional sink: what no retry mends
     waiting: Backlog | None = None
     logs: Mapping[str, LogLag] = field(default_factory=dict)  # by source that reads the log of a server
     unreachable: list[str] = field(default_factory=list)  # why sources cannot be read at present
@@ -153,6 +156,13 @@ class RunTotals(Observer):
 
     def delivered(self, sink: str, epoch: int) -> None:
         self.deliveries[sink] += 1
+        self.refusals.pop(sink, None)
+
+    def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
+        if optional and not error.retryable:
+            self.refusals[optional] = error
+        else:
+            self.refusals.pop(optional, None)
 
     def sinks(self, lags: Sequence[SinkLag]) -> None:
         self.lags = tuple(lags)
@@ -291,6 +301,7 @@ class RunReporter(Observer):
         self._set_aside = 0
         self._failing: set[str] = set()  # copies whose failure was reported
         self._optional: dict[str, tuple[str, int]] = {}  # by optional sink: its last error, and how often it came
+        self._last_trouble = ""  # the last failure that a retry may mend, until an epoch is committed
         self._unreachable = False  # whether a source cannot be read, which the log says
 
     def held_up(self, full: tuple[int, int] | None) -> None:
@@ -318,6 +329,7 @@ class RunReporter(Observer):
         self._idle = False
 
     def committed(self, facts: EpochFacts) -> None:
+        self._last_trouble = ""
         texts = [
             f"epoch {facts.epoch} {'staged' if facts.is_staged else 'committed'}",
             _rows_text(facts),
@@ -395,7 +407,12 @@ class RunReporter(Observer):
             before, times = self._optional.get(optional, ("", 0))
             self._optional[optional] = (error.message, times + 1 if error.message == before else 1)
         if self._is_news(optional) and (error.retryable or optional):  # any other ends the run, which reports it
-            self._say(f"failed: {error.message}")
+            if not optional:
+                if error.message == self._last_trouble:
+                    return
+                self._last_trouble = error.message
+            is_first = self._optional.get(optional, ("", 0))[1] == 1
+            self._say(f"failed: {error.message}{f'. Try: {error.hint}' if is_first and not error.retryable else ''}")
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         limit = f"sink {optional} is optional: the others go on" if optional else f"of at most {self._attempts}"
@@ -455,7 +472,7 @@ class FieldsReporter(RunReporter):
     def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         if error.retryable or optional:
             fields = {"code": error.code, "reason": error.message, "failures": failures}
-            self._log("warning", "step failed", fields)
+            self._log("warning", "step failed", fields if error.retryable else {**fields, "hint": error.hint})
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         self._log("info", "retrying", {"seconds": round(seconds, 3), "failures": failures, "attempts": self._attempts})
@@ -625,12 +642,14 @@ class LiveDisplay:
 class _DisplayHandler(logging.Handler):
     """Log records as lines of the display: message first, then the facts."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Display, spec: str | None) -> None:
         super().__init__()
         self._display = display
+        self._spec = spec
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            record = self._with_spec(record)
             if isinstance(self._display, JsonLines):
                 self._display.write(logs.record_line(record))
                 return
@@ -640,11 +659,22 @@ class _DisplayHandler(logging.Handler):
         except Exception:  # a log line must never end a run
             self.handleError(record)
 
+    def _with_spec(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Return a record whose commands can be pasted: they name the spec."""
+        text = record.getMessage()
+        named = name_spec(text, self._spec)
+        if named == text:
+            return record
+        changed = copy.copy(record)
+        changed.msg, changed.args = named, ()
+        return changed
+
 
 @contextlib.contextmanager
-def logging_to(display: Display, *, debug: bool) -> Iterator[None]:
-    """Send log records to the display: warnings of all libraries, and with `debug` all of ours."""
-    handler = _DisplayHandler(display)
+def logging_to(display: Display, *, debug: bool, spec: str | None = None) -> Iterator[None]:
+    """Send log records to the display: warnings of all libraries, and with `debug` all of ours. Commands in them name
+    the spec, if the command line does."""
+    handler = _DisplayHandler(display, spec)
     root, ours, gateway = logging.getLogger(), logging.getLogger("firnline"), logging.getLogger("py4j")
     before = [(logger, logger.level) for logger in (root, ours, gateway)]
     root.addHandler(handler)

@@ -17,6 +17,7 @@ from firnline.errors import ControlError
 if TYPE_CHECKING:
     from firnline.history.savepoints.catalog import Disposed
     from firnline.run.open_pipeline import OpenPipeline
+    from firnline.types import Json
 
 CHECKPOINTS_ASKED = 3  # of a busy run, which may be an epoch further each time
 CHECKPOINT_SECONDS = 60.0
@@ -117,7 +118,7 @@ def create(
     """Save the newest epoch."""
     pipeline = load_pipeline(spec)
     from firnline.cli.long_task import CopyProgress, long_task
-    from firnline.history.savepoints.create import create_savepoint
+    from firnline.history.savepoints.create import create_savepoint, describe_savepoint
 
     _ask_for_checkpoint(pipeline, spec)
     options = dict(pipeline.options.home.storage_options)
@@ -136,34 +137,24 @@ def create(
         except KeyboardInterrupt:
             say("stopped; `firnline savepoint list` shows what is left to dispose of")
             raise
-    files = [file for sink in savepoint.sinks.values() for file in sink.files]
-    facts = {
-        "id": savepoint.id,
-        "pipeline": savepoint.pipeline,
-        "epoch": savepoint.epoch,
-        "created_at": savepoint.created_at,
-        "path": location,
-        "copied": savepoint.copied,
-        "files": len(files),
-        "rows": sum(file.rows or 0 for file in files),
-        "size_bytes": savepoint.size_bytes,
-        "state_size_bytes": savepoint.state_size_bytes,
-        "state_replayed": savepoint.state_replayed,
-    }
-    if common.json:
-        common.out.json(facts)
-    else:
-        contents = f"{count_text(len(files), 'file')}, {size_text(savepoint.size_bytes)}"
-        if savepoint.state:
-            contents += f" and {size_text(savepoint.state_size_bytes)} of state"
-        common.out.line(
-            f"savepoint {savepoint.id} of epoch {savepoint.epoch}: {contents} {'copied' if copy else 'pinned'}"
-        )
-        if savepoint.state_replayed:
-            since = count_text(len(savepoint.state_replayed), "epoch")
-            common.out.line(f"a restore replays {since}: keep the input from epoch {savepoint.state_replayed[0]} on")
-        common.out.line(location)
+    show_created(common, describe_savepoint(savepoint, location))
     return 0
+
+
+def show_created(common: Common, facts: dict[str, Json]) -> None:
+    """Show a savepoint that was made, as `describe_savepoint` describes it."""
+    if common.json:
+        common.out.json({name: value for name, value in facts.items() if name != "has_state"})
+        return
+    contents = f"{count_text(facts['files'], 'file')}, {size_text(facts['size_bytes'])}"
+    if facts["has_state"]:
+        contents += f" and {size_text(facts['state_size_bytes'])} of state"
+    how = "copied" if facts["copied"] else "pinned"
+    common.out.line(f"savepoint {facts['id']} of epoch {facts['epoch']}: {contents} {how}")
+    if facts["state_replayed"]:
+        since = count_text(len(facts["state_replayed"]), "epoch")
+        common.out.line(f"a restore replays {since}: keep the input from epoch {facts['state_replayed'][0]} on")
+    common.out.line(facts["path"])
 
 
 def _ask_for_checkpoint(pipeline: OpenPipeline, spec: str | None) -> None:
@@ -188,17 +179,21 @@ def list_(spec: Spec = None, *, common: Common = Common()) -> int:
     from firnline.history.savepoints.catalog import list_savepoints
 
     savepoints = list_savepoints(pipeline, dict(pipeline.options.home.storage_options))
+    show_savepoints(pipeline.options.name, [asdict(one) for one in savepoints], common)
+    return 0
+
+
+def show_savepoints(pipeline: str, savepoints: list[dict[str, Json]], common: Common) -> None:
+    """Show the savepoints of a pipeline."""
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "savepoints": [asdict(one) for one in savepoints]})
+        common.out.json({"pipeline": pipeline, "savepoints": savepoints})
     elif savepoints:
         rows = [
-            {**asdict(one), "created_at": one.created_at or None, "size": size_text(one.size_bytes)}
-            for one in savepoints
+            {**one, "created_at": one["created_at"] or None, "size": size_text(one["size_bytes"])} for one in savepoints
         ]
         common.out.table(COLUMNS, rows)
     else:
         common.out.line("no savepoints; `firnline savepoint create` makes one")
-    return 0
 
 
 @app.command(help_epilogue=DISPOSE_EPILOGUE)
@@ -217,15 +212,16 @@ def dispose(
     options = dict(pipeline.options.home.storage_options)
     if not consent.decided:
         plan = dispose_savepoint(pipeline, savepoint, dry_run=True, run=pipeline.ids.new(), storage_options=options)
-        _show_disposed(common, plan)
+        show_disposed(common, plan)
         if not consent.is_given(f"Delete savepoint {plan.id}", common.out):
             return 0
     report = dispose_savepoint(pipeline, savepoint, dry_run=False, run=pipeline.ids.new(), storage_options=options)
-    _show_disposed(common, report)
+    show_disposed(common, report)
     return 0
 
 
-def _show_disposed(common: Common, report: Disposed) -> None:
+def show_disposed(common: Common, report: Disposed) -> None:
+    """Show what of a savepoint was deleted, or would be."""
     if common.json:
         common.out.json(asdict(report))
         return

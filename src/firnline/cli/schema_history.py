@@ -22,7 +22,8 @@ writes nothing.
 Output (JSON: pipeline, versions [...] with these fields):
   source, table, version (of its table, from 1), fingerprint, epoch (the first
   that used it), position (in the log), committed_at (of its first transaction),
-  columns [{name, native (type in the database), type, key}]
+  columns [{name, native (type in the database), type, key, number (PostgreSQL:
+  a column that was dropped and added again has another one)}]
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
@@ -60,18 +61,27 @@ def schema_history(
     if at is not None and at_position:
         raise ConfigError("--at and --at-position ask for two moments", hint="Give one of them.")
     pipeline = load_pipeline(spec)
-    from firnline.history.schemas import epoch_at, in_force, load_schema_history
+    from firnline.history.schemas import load_schema_history
 
-    history = load_schema_history(pipeline, table, source)
+    show_schemas(pipeline.options.name, load_schema_history(pipeline, table, source), at, at_position, diff, common)
+    return 0
+
+
+def show_schemas(
+    pipeline: str, history: list[RecordedSchema], at: int | None, at_position: str, diff: bool, common: Common
+) -> None:
+    """Show schemas, oldest first: all of them, or those in force at a moment."""
+    from firnline.history.schemas import epoch_at, in_force
+
     shown = history
     if at is not None or at_position:
         shown = in_force(history, at if at is not None else epoch_at(history, at_position))
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "versions": [one.to_json() for one in shown]})
-        return 0
+        common.out.json({"pipeline": pipeline, "versions": [one.to_json() for one in shown]})
+        return
     if not shown:
         common.out.sentence("No schema of a captured table is recorded.")
-        return 0
+        return
     changed = _describe(history)
     rows = [{**one.to_json(), "changed": ", ".join(changed[id(one)])} for one in shown]
     common.out.table(COLUMNS, rows)
@@ -83,7 +93,6 @@ def schema_history(
     elif at is not None or at_position:
         for one in shown:
             common.out.sentence(f"{one.version.table}: {_columns(one)}")
-    return 0
 
 
 def _columns(schema: RecordedSchema) -> str:

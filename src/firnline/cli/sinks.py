@@ -11,6 +11,7 @@ from firnline.cli.common import Common, Spec, TakeOver, editing_history, load_pi
 from firnline.cli.consent import Consent
 from firnline.cli.output import count_text, letters_text, say, size_text
 from firnline.cli.table import Column
+from firnline.types import Json
 
 if TYPE_CHECKING:
     from firnline.history.edits.sinks import Action, SinkPlan
@@ -57,6 +58,9 @@ then asks. Starts no Spark.
 Output (JSON fields):
   pipeline, action, sink, target, epoch, held, set_aside, copy_from,
   removes_rows (the copy takes the place of the rows that the sink wrote),
+  reads (captured tables that the next run reads again), loses (those without a
+  key), empties, again (other sinks that get their rows), rows_dropped (of a
+  resume),
   new_epoch, rows (copied into the outbox), done
 
 Environment:
@@ -89,9 +93,15 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
     from firnline.history.sinks import load_sinks
 
     epoch, rows = load_sinks(pipeline)
+    show_sinks(pipeline.options.name, epoch, rows, common)
+    return 0
+
+
+def show_sinks(pipeline: str, epoch: int, rows: list[dict[str, Json]], common: Common) -> None:
+    """Show the sinks with their heads."""
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "epoch": epoch, "sinks": rows})
-        return 0
+        common.out.json({"pipeline": pipeline, "epoch": epoch, "sinks": rows})
+        return
     for row in rows:
         is_read = row["epoch"] is not None  # otherwise the newest checkpoint says what it held, or more by now
         row["holds"] = row["epoch"] if is_read else _bound("≥", row["last_known_epoch"])
@@ -104,7 +114,6 @@ def list_sinks(spec: Spec = None, *, common: Common = Common()) -> int:
             common.out.sentence(f"{row['name']}: {reason}")
         if row["dead_letters"] != 0:
             common.out.sentence(f"{row['name']}: {letters_text(row['dead_letters'])}: firnline dead-letters list")
-    return 0
 
 
 def _bound(sign: str, number: object) -> str | None:
@@ -124,6 +133,9 @@ def resync(
     common: Common = Common(),
 ) -> int:
     """Copy all rows of a Delta table of the pipeline into a sink, which then gets every later epoch.
+
+    If no table has the sink's input and it reads captured tables, such as a template `lake/{table}`, the next run reads
+    these again, emptied first where all sinks can be.
 
     An appended PostgreSQL table loses the rows that this sink wrote before, in the transaction of the copy. In any
     other sink the rows stay: one that appends gets them again. Empty its target first if they should not be there
@@ -175,7 +187,7 @@ def _edit(
     edit = SinkEdit(pipeline, action, sink, copy_from)
     plan = edit.plan()
     if not common.json:
-        _show(common, plan)
+        show_plan(common, plan)
     elif not consent.decided:
         common.out.json({**asdict(plan), "done": False})
     if not consent.is_given(f"{action.capitalize()} sink {sink}", common.out):
@@ -185,11 +197,12 @@ def _edit(
     if common.json:
         common.out.json({**asdict(plan), "done": True})
     else:
-        common.out.line(_last_line(plan))
+        common.out.line(last_line(plan))
     return 0
 
 
-def _show(common: Common, plan: SinkPlan) -> None:
+def show_plan(common: Common, plan: SinkPlan) -> None:
+    """Show what an edit does to a sink."""
     facts: dict[str, object] = {
         "pipeline": plan.pipeline,
         "sink": plan.sink,
@@ -202,15 +215,39 @@ def _show(common: Common, plan: SinkPlan) -> None:
     if plan.copy_from:
         facts["copied from"] = plan.copy_from
         facts["rows that it holds"] = "removed: the copy takes their place" if plan.removes_rows else "stay"
+    if plan.reads:
+        facts["read again"] = ", ".join(plan.reads) + (", emptied first" if plan.empties else "")
+    if plan.loses:
+        facts["not read again, without a key"] = f"{', '.join(plan.loses)}: what it lacks of them is lost"
+    if plan.reads and not plan.empties:
+        facts["rows deleted meanwhile"] = "stay: a sink cannot empty its target"
+    if plan.again:
+        facts["get these rows again, too"] = ", ".join(plan.again)
     if plan.action == "resume":
-        facts["never delivered"] = count_text(plan.epochs_skipped, "epoch")
+        facts["dropped for good"] = _dropped(plan)
+        facts["to have it instead"] = f"firnline sinks resync {plan.sink}"
     common.out.facts(facts)
     common.out.line()
 
 
-def _last_line(plan: SinkPlan) -> str:
+def _dropped(plan: SinkPlan) -> str:
+    """Return what a sink never gets: epochs and rows."""
+    if not plan.epochs_skipped:
+        return "nothing: it holds every epoch"
+    first, last = plan.held + 1, plan.epoch
+    epochs = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+    rows = "rows not known" if plan.rows_dropped is None else count_text(plan.rows_dropped, "row")
+    return f"{epochs} ({rows})"
+
+
+def last_line(plan: SinkPlan) -> str:
+    """Say what was done."""
     if plan.action == "forget":
         return f"done: since epoch {plan.new_epoch} the pipeline no longer knows sink {plan.sink}"
     if plan.action == "resume":
-        return f"done: sink {plan.sink} goes on after epoch {plan.new_epoch}"
+        lost = f"; dropped for good: {_dropped(plan)}" if plan.epochs_skipped else ""
+        way = f". To have it after all: firnline sinks resync {plan.sink}" if plan.epochs_skipped else ""
+        return f"done: sink {plan.sink} goes on after epoch {plan.new_epoch}{lost}{way}"
+    if plan.reads or plan.loses:
+        return f"done: sink {plan.sink} goes on; the next run reads {', '.join(plan.reads) or 'no table'} again for it"
     return f"done: {count_text(plan.rows or 0, 'row')} wait for sink {plan.sink}; the next run delivers them"

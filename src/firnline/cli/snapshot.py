@@ -13,6 +13,7 @@ from firnline.errors import ConfigError
 
 if TYPE_CHECKING:
     from firnline.run.open_pipeline import OpenPipeline
+    from firnline.types import Json
 
 EPILOGUE = """\
 A source that captures changes reads the rows of a table once, in chunks, while
@@ -69,23 +70,26 @@ def snapshot(
         return _ask(pipeline, table, source, where, empty=empty, consent=consent, common=common)
     from firnline.history.snapshots import load_progress
 
-    rows = [one.to_json() for one in load_progress(pipeline)]
+    show_progress(pipeline.options.name, [one.to_json() for one in load_progress(pipeline)], common)
+    return 0
+
+
+def show_progress(pipeline: str, rows: list[dict[str, Json]], common: Common) -> None:
+    """Show how far tables have been read."""
     if common.json:
-        common.out.json({"pipeline": pipeline.options.name, "tables": rows})
+        common.out.json({"pipeline": pipeline, "tables": rows})
     elif rows:
         common.out.table(COLUMNS, rows)
     else:
         common.out.sentence("No table has been read.")
-    return 0
 
 
 def _ask(
     pipeline: OpenPipeline, words: str, source: str, where: str, *, empty: bool, consent: Consent, common: Common
 ) -> int:
-    from firnline.history.snapshots import ask_snapshot, find_table
+    from firnline.history.snapshots import ask_snapshot, find_readable
 
-    owner, table = find_table(pipeline, words, source)
-    pipeline.sources[owner].check_snapshot(table)
+    owner, table = find_readable(pipeline, words, source)
     facts = {"pipeline": pipeline.options.name, "source": owner, "table": table, "where": where, "empty": empty}
     if not common.json:
         rows = f"the rows of {table} for which {where} holds" if where else f"all rows of {table}"

@@ -84,7 +84,10 @@ Output (JSON fields):
                 fingerprint}]; silent_changes: of rows of the database that
                 its log does not have, [{epoch, table, reason, position,
                 again (read, empty or nothing: what mends it), asked (the next
-                epoch begins it), command}]
+                epoch begins it), command (reads the table again), way (what to
+                do where no command helps)}]; unread_tables: whose rows
+                are still to be read; unreadable_tables: those of them that
+                cannot be, [{table, reason, hint}]
   last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
                 the newest run with an error failed (ended_run), or the last
                 error that it overcame; code `killed`: it ended without a word,
@@ -114,9 +117,9 @@ Output (JSON fields):
   files_incomplete
                 with on_growth: read_rest, files whose last line is left until
                 it is complete
-  rescued       [{source, column, values, expected, first, file, line}]: values
-                that did not fit their column and are in _rescued_data, since
-                epoch rescued_since
+  rescued       [{source, table (of a database), column, values, expected,
+                first, file, line}]: values that did not fit their column and
+                are in _rescued_data, since epoch rescued_since
   ledger_hole   why late files are not ingested; null while the ledger is whole
   unordered_names
                 sources whose file names do not grow with time: every poll
@@ -188,7 +191,7 @@ def status(
         if common.json:
             common.out.json(asdict(report))
         else:
-            _show(common.out, report, spec)
+            show_status(common.out, report, spec)
         return 0
     watching = _Watch(options, common, spec)
     while True:
@@ -245,7 +248,7 @@ class _Watch:
         if isinstance(report, FirnlineError | OSError):
             out.sentence(f"the status cannot be read: {report}")
         else:
-            _show(out, report, self._spec)
+            show_status(out, report, self._spec)
         lines = text.getvalue().splitlines()
         if not sys.stdout.isatty():
             sys.stdout.write("\n" * (self._refreshes > 1) + "\n".join(lines) + "\n")
@@ -359,7 +362,7 @@ def _source_text(source: dict[str, Any]) -> str:
     else:
         texts = [fact_text(position)]
     if source["log"]:
-        texts.append(lag_text(source["log"]))
+        texts.append(lag_text(source["log"], source["unread_tables"]))
         if source["error"] and source["error"] != source["log"]["unknown"]:
             texts.append(f"cannot be read: {source['error']}")
     elif source["error"]:
@@ -381,6 +384,13 @@ def _silent_text(changes: list[dict[str, Any]], spec: str | None) -> str:
     shown = [silent_text(one, spec) for one in changes[-NAMES_SHOWN:]]
     more = len(changes) - len(shown)
     return ". ".join([*reversed(shown), *([f"And {more} more before"] if more else [])])
+
+
+def _unreadable_text(tables: list[dict[str, Any]]) -> str:
+    """Say which tables cannot be read, and what to type; of many the first ones."""
+    shown = [f"{one['reason']}. {one['hint']}" for one in tables[:NAMES_SHOWN]]
+    more = len(tables) - len(shown)
+    return " ".join([*shown, *([f"And {count_text(more, 'more table')}"] if more else [])])
 
 
 def _schemas_text(schemas: list[dict[str, Any]]) -> str:
@@ -418,7 +428,8 @@ def _rows_text(report: PipelineStatus) -> str:
     return f"{what}{where}{since}"
 
 
-def _show(out: Output, report: PipelineStatus, spec: str | None = None) -> None:
+def show_status(out: Output, report: PipelineStatus, spec: str | None = None) -> None:
+    """Show a status; hints name the spec."""
     facts: dict[str, Any] = {"pipeline": report.pipeline, "state": _state_text(report)}
     if report.last_error:
         facts["last error"] = _error_text(report.last_error)
@@ -433,6 +444,8 @@ def _show(out: Output, report: PipelineStatus, spec: str | None = None) -> None:
         **_differences(report),
     }
     for source in report.sources:
+        if source["unreadable_tables"]:
+            facts[f"not read from {source['name']}"] = _unreadable_text(source["unreadable_tables"])
         if source["silent_changes"]:
             facts[f"not in the log of {source['name']}"] = _silent_text(source["silent_changes"], spec)
     if len(report.sources) > 1:

@@ -75,6 +75,8 @@ from firnline.sinks.delta.table import (
 from firnline.sinks.staged.chain import Arranged, LogHead, arrange, read_log_head
 from firnline.sinks.staged.unit import ForeignUnit, Unit, list_units, parse_unit, reject
 from firnline.storage import Storage
+from firnline.topology.decide import count_until_marker
+from firnline.topology.records import markers_in
 from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
@@ -267,7 +269,9 @@ class Committer:
             report.waiting[pipeline] = arranged.gap
         else:
             report.waiting.pop(pipeline, None)
-        batch = self._valid_prefix(arranged.ready[:UNITS_PER_COMMIT], columns, report)
+        ready = arranged.ready[:UNITS_PER_COMMIT]
+        marked = [bool(markers_in(unit.checkpoint.topology, unit.epoch)) for unit in ready]
+        batch = self._valid_prefix(ready[: count_until_marker(marked)], columns, report)
         if batch and self._commit_batch(pipeline, batch, columns.wanted, seen, report):
             self._delete(batch)
 

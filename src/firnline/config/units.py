@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 __all__ = [
     "DURATION_PATTERN",
     "SIZE_PATTERN",
     "parse_millis",
+    "parse_moment",
     "parse_seconds",
     "parse_size",
     "seconds_text",
@@ -49,6 +52,18 @@ def parse_size(text: str) -> int:
         either = f"{match[1]}{letter}B (decimal) or {match[1]}{letter}iB (binary)"
         raise ValueError(f'"{text}" is ambiguous: write {either}')
     raise ValueError(f'must be a size like 1GB, 512MiB or 1048576 (bytes), not "{text}"')
+
+
+def parse_moment(text: str) -> datetime | None:
+    """Return a time with a zone (RFC 3339), or a time ago: `30m`, `1h30m`; None if the text is neither."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if not text.isdigit():  # 20261116 is a date, or a mistake
+            return datetime.now(UTC) - timedelta(seconds=parse_seconds(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
 
 
 def parse_seconds(text: str) -> float:

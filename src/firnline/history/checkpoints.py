@@ -1,15 +1,16 @@
-"""The checkpoints of a pipeline, newest first: from the ledger, and from the store where the ledger is folded."""
+"""The checkpoints of a pipeline: a list, from the ledger and from the store where the ledger is folded; one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import LedgerHoleError
-from firnline.history.state import state_bytes
+from firnline.history.epoch import EpochView
+from firnline.history.state import snapshots_of, state_bytes
 from firnline.history.store import find_lost, savepoint_epochs
 from firnline.run.observer import took_ms
 from firnline.run.open_pipeline import OpenPipeline
@@ -64,6 +65,36 @@ def load_checkpoints(
         return CheckpointList(list(rows), damaged=damaged, lost=lost)
     found = list(islice(rows, limit + 1))
     return CheckpointList(found[:limit], len(found) > limit, damaged, lost)
+
+
+def describe_epoch(pipeline: OpenPipeline, view: EpochView) -> dict[str, Json]:
+    """Return what `firnline checkpoints show` shows of an epoch, as JSON has it."""
+    entry = view.ledger_entry
+    sealed = view.checkpoint.to_json()
+    positions = pipeline.sources.describe(view.checkpoint.positions)
+    snapshots = snapshots_of(view.checkpoint)
+    return {
+        "pipeline": pipeline.options.name,
+        "epoch": view.epoch,
+        "kind": view.kind,
+        "status": "COMPLETED",
+        "is_savepoint": view.is_savepoint,
+        "undone": view.undone,
+        "checkpoint": sealed,
+        "positions": {name: position.facts for name, position in positions.items()},
+        "operators": [asdict(one) for one in snapshots],
+        "entry": view.entry.to_json() if view.entry else None,
+        "inputs": entry.count_read() if entry else None,
+        "rescued": entry.rescued if entry else None,
+        "sinks": [sink.to_json() for sink in view.sinks],
+        "sizes": {
+            "checkpoint_bytes": len(canonical(sealed)),
+            "entry_bytes": len(entry.to_bytes()) if entry else None,
+            "state_bytes": sum(one.size_bytes for one in snapshots),
+        },
+        "durations_ms": view.durations_ms,
+        "copies": [copy.to_json() for copy in view.copies],
+    }
 
 
 def _restores(pipeline: OpenPipeline) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from firnline.errors import DamagedError
 from firnline.graph import sink_input
@@ -20,6 +20,11 @@ class LetterFilter:
     sink: str | None = None
     epoch: int | None = None
     reason: str | None = None
+
+    @property
+    def facts(self) -> dict[str, Json]:
+        """What was given, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def select(self, file: LetterFile) -> list[int]:
         """Return the places in a file of the letters that are meant."""

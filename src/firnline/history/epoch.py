@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
@@ -19,6 +20,8 @@ from firnline.stores.base import CheckpointStore
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.transfer import Version, parse_record, walk_versions
 from firnline.types import EntryRef, Json
+
+STEPS_DRIFT = 100  # how far versions of the store may have drifted from epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,33 @@ def _compared(copy: Copy, chosen: Checkpoint) -> Copy:
     if copy.checkpoint is None or copy.checkpoint.checksum == chosen.checksum:
         return copy
     return Copy(copy.where, "differs", copy.place, "it is intact, but not what the ledger holds", copy.checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """How long each step of an epoch took, and when its checkpoint was recorded, as the store has it."""
+
+    durations_ms: dict[str, int]
+    recorded_at: str
+
+
+def load_steps(store: CheckpointStore, pipeline: str, newest: int, oldest: int) -> dict[int, RecordedSteps]:
+    """Return the steps of the epochs from `newest` down to `oldest`, as far as the store has them near one another."""
+    first = next(walk_versions(store, pipeline), None)
+    if first is None or first.record is None:
+        return {}
+    # Versions and epochs grow together; where they have drifted apart, a few epochs may be missing.
+    before = first.version - max(0, first.record.epoch - newest) + STEPS_DRIFT
+    found: dict[int, RecordedSteps] = {}
+    for version in islice(walk_versions(store, pipeline, before), newest - oldest + 2 * STEPS_DRIFT):
+        if version.record is None:
+            continue
+        if version.record.epoch < oldest:
+            break
+        if version.record.epoch <= newest:
+            steps = RecordedSteps(version.record.durations_ms, version.created_at)
+            found.setdefault(version.record.epoch, steps)
+    return found
 
 
 # -- the ledger -----------------------------------------------------------------------------------------
@@ -330,4 +360,4 @@ def _unknown(
     if walk.folded:
         where = "the checkpoint store has no copy of it" if store is not None else "there is no checkpoint store"
         return ConfigError(f"epoch {epoch} is folded away in the ledger, and {where}{told}", hint=hint)
-    return ConfigError(f"epoch {epoch} is not known{told}", hint=hint)
+    return ConfigError(f"epoch {epoch} is not known{told}", hint=hint, unknown="epoch")

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
-from firnline.history.schemas import change_facts, find_silent_changes, in_force, load_schema_history
+from firnline.history.schemas import in_force, load_schema_history, silent_facts
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
 from firnline.sources.base import LogLag, PositionView, Source
+from firnline.sources.cdc.log import UNREADABLE
 from firnline.sources.known import KnownFiles
 from firnline.types import Json
 
@@ -34,6 +35,8 @@ class SourceInput:
     log: LogLag | None = None  # of a source that reads the log of a server
     schemas: list[dict[str, Json]] = field(default_factory=list)  # of its tables, as they are in force
     silent: list[dict[str, Json]] = field(default_factory=list)  # changes of rows that the log does not have
+    unread: list[str] = field(default_factory=list)  # tables whose rows are still to be read
+    unreadable: list[dict[str, Json]] = field(default_factory=list)  # those of them that cannot be, with the reason
     error: str | None = None
 
     def to_json(self) -> dict[str, Json]:
@@ -50,6 +53,8 @@ class SourceInput:
             "log": self.log.to_json() if self.log is not None else None,
             "schemas": self.schemas,
             "silent_changes": self.silent,
+            "unread_tables": self.unread,
+            "unreadable_tables": self.unreadable,
             "error": self.error,
         }
 
@@ -95,12 +100,34 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
                 position = held.get(source.name) or source.start(None)
                 if source.has_log:  # what the check refuses does not hide it
                     one.log = source.log_lag(position)
-                source.check()
+                    _add_unread(source, position, one)
+                _check(source)
                 _count(source, position, known, one)
             except (OSError, SourceError, ConfigError, AccessError) as error:
                 logger.warning("the source cannot be listed", extra={"reason": str(error)})
                 one.error = str(error)
     return Inputs(found)
+
+
+def _add_unread(source: Source, position: Json, found: SourceInput) -> None:
+    """Add the tables whose rows are still to be read; none if the server does not say, since the check tells why."""
+    try:
+        unread = source.find_unread(position)
+    except (SourceError, ConfigError):
+        return
+    found.unread = list(unread)
+    found.unreadable = [
+        {"table": table, "reason": why.message, "hint": why.hint} for table, why in unread.items() if why is not None
+    ]
+
+
+def _check(source: Source) -> None:
+    """Check a source, apart from rights to single tables: the others can be read."""
+    try:
+        source.check()
+    except ConfigError as error:
+        if UNREADABLE not in error.fields:
+            raise
 
 
 def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -> None:
@@ -109,16 +136,16 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
         return
     try:
         current = in_force(load_schema_history(pipeline), head.epoch)
-        silent = find_silent_changes(pipeline)
+        silent = silent_facts(pipeline)
     except LedgerHoleError:
         return
-    for one in found:
+    for source, one in zip(pipeline.sources, found, strict=True):
         one.schemas = [
             {"table": known.version.table, "version": known.number, "fingerprint": known.version.fingerprint}
             for known in current
-            if known.source == one.name
+            if known.source == one.name and source.table_name(known.version.table)  # the spec names it
         ]
-        one.silent = [change_facts(epoch, change) for epoch, source, change in silent if source == one.name]
+        one.silent = silent.get(one.name, [])
 
 
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:

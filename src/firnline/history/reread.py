@@ -57,7 +57,7 @@ def plan_reread(pipeline: OpenPipeline, path: str) -> RereadPlan:
         names.add(normalise(path))
     found = next(((source, row) for source, row in load_files_by_source(pipeline) if row["path"] in names), None)
     if found is None:
-        raise ConfigError(f"{path} is no file of the pipeline", hint="firnline files")
+        raise ConfigError(f"{path} is no file of the pipeline", hint="firnline files", unknown="file")
     source, row = found
     hints = {"set_aside": "firnline files --retry PATH", "dropped": "Put it into the folder under another name."}
     if row["status"] not in ("committed", "changed", "grown"):

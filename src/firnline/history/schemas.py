@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 from firnline.checkpoint.ledger import Fold
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, SourceError
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.read_again import HistoryPart
+from firnline.sources.base import Source
 from firnline.sources.cdc.chunks import sees_epoch
-from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange
+from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange, TableState
 from firnline.types import Json
 
 
@@ -23,6 +25,7 @@ class RecordedSchema:
     number: int  # of the versions of its table, from 1
     epoch: int
     version: SchemaVersion
+    left_in: int | None = None  # the epoch in which the spec no longer named the table, or another one took its name
 
     def to_json(self) -> dict[str, Json]:
         at = self.version.committed_at
@@ -37,6 +40,14 @@ class RecordedSchema:
             "columns": [one.to_json() for one in self.version.columns],
         }
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> RecordedSchema:
+        """Parse the output of `to_json`."""
+        at = value["committed_at"]
+        micros = round(datetime.fromisoformat(at).timestamp() * 1e6) if at else 0
+        version = SchemaVersion.from_json({**value, "committed_at": micros})
+        return cls(str(value["source"]), int(value["version"]), int(value["epoch"]), version)
+
 
 def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "") -> list[RecordedSchema]:
     """Return the schemas of captured tables, oldest first; those of epochs that a rollback undid are left out.
@@ -47,12 +58,20 @@ def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "
         source: Only this source; empty: all of them.
     """
     counts: dict[tuple[str, str], int] = {}
+    left: dict[tuple[str, str], int] = {}  # by source and table: when it was left, after the records so far
+    recorded: list[tuple[int, str, SchemaVersion, int | None]] = []
+    for epoch, name, record in _records(pipeline):  # newest first
+        for value in reversed(record.get(VERSIONS) or []):
+            version = SchemaVersion.from_json(value)
+            recorded.append((epoch, name, version, left.get((name, version.table))))
+        if "left" in record:
+            left[(name, str(record["left"]["table"]))] = epoch
     found = []
-    for epoch, name, version in reversed(list(_recorded(pipeline))):
+    for epoch, name, version, left_in in reversed(recorded):
         key = (name, version.table)
         counts[key] = counts.get(key, 0) + 1
         if table in ("", version.table, version.table.partition(".")[2]) and source in ("", name):
-            found.append(RecordedSchema(name, counts[key], epoch, version))
+            found.append(RecordedSchema(name, counts[key], epoch, version, left_in))
     return found
 
 
@@ -61,6 +80,7 @@ def find_silent_changes(pipeline: OpenPipeline) -> list[tuple[int, str, SilentCh
 
     Of servers that log statements, what these statements did; of others, what a new schema may mean. What came before
     the last snapshot of the whole table, or in the epoch where that began, is left out: that has read all rows again.
+    So is what came before a table was left: it is read anew when it is captured again.
     """
     found: list[tuple[int, str, SilentChange]] = []
     read_again: dict[tuple[str, str], int] = {}  # by source and table: the last epoch that the last snapshot sees
@@ -69,20 +89,35 @@ def find_silent_changes(pipeline: OpenPipeline) -> list[tuple[int, str, SilentCh
         if "begins" in record and not record["begins"]["where"]:
             last = epoch if sees_epoch(record["begins"]) else epoch - 1
             read_again.setdefault((source, str(record["begins"]["table"])), last)
+        if "left" in record:
+            read_again.setdefault((source, str(record["left"]["table"])), epoch)
     known = [one for one in found if one[0] > read_again.get((one[1], one[2].table), 0)]
     return sorted(known, key=lambda one: one[0])
 
 
-def change_facts(epoch: int, change: SilentChange) -> dict[str, Json]:
-    """Return a change of rows that the log does not have, as `status` shows it."""
-    return {"epoch": epoch, **change.to_json(), "command": "" if change.asked else change.command}
+def silent_facts(pipeline: OpenPipeline) -> dict[str, list[dict[str, Json]]]:
+    """Return, by source, the changes of rows that the log does not have, as `status` shows them, with what mends them:
+    asks the server whether a table is there and has a key."""
+    changes = find_silent_changes(pipeline)
+    found: dict[str, list[dict[str, Json]]] = {}
+    for source in pipeline.sources:
+        own = [(epoch, change) for epoch, name, change in changes if name == source.name]
+        own = [(epoch, change) for epoch, change in own if source.table_name(change.table)]  # the spec names it
+        states = _table_states(source) if own else None
+        for epoch, change in own:
+            state: TableState = "keyed" if states is None else states.get(change.table, "gone")
+            way = change.way_out(source.name, state)
+            facts = {"epoch": epoch, **change.to_json(), "command": way.command, "way": way.words}
+            found.setdefault(source.name, []).append(facts)
+    return found
 
 
-def _recorded(pipeline: OpenPipeline) -> Iterator[tuple[int, str, SchemaVersion]]:
-    """Yield epoch, source and version, newest first."""
-    for epoch, source, record in _records(pipeline):
-        for value in reversed(record.get(VERSIONS) or []):
-            yield epoch, source, SchemaVersion.from_json(value)
+def _table_states(source: Source) -> Mapping[str, Literal["keyed", "unkeyed"]] | None:
+    """Return how the server has tables now; None if it does not answer."""
+    try:
+        return source.table_states()
+    except (SourceError, ConfigError):
+        return None
 
 
 def _records(pipeline: OpenPipeline) -> Iterator[tuple[int, str, Mapping[str, Json]]]:
@@ -106,7 +141,8 @@ def in_force(history: list[RecordedSchema], epoch: int) -> list[RecordedSchema]:
     for one in history:
         if one.epoch <= epoch:
             newest[(one.source, one.version.table)] = one
-    return [newest[key] for key in sorted(newest)]
+    found = [newest[key] for key in sorted(newest)]
+    return [one for one in found if one.left_in is None or epoch < one.left_in]
 
 
 def epoch_at(history: list[RecordedSchema], position: str) -> int:
@@ -150,6 +186,8 @@ def describe_change(before: SchemaVersion | None, after: SchemaVersion) -> list[
     for name in (name for name in new if name in old):
         if old[name].native != new[name].native:
             told.append(f"~ {name} {old[name].native} -> {new[name].native}")
+        elif old[name].number != new[name].number:
+            told.append(f"~ {name} dropped and added again")
         if old[name].is_key != new[name].is_key:
             told.append(f"~ {name} {'enters' if new[name].is_key else 'leaves'} the key")
     return told or ["the order of the columns"]

@@ -9,7 +9,7 @@ from firnline.run.commits import staged_for
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import has_died, load_runs
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import BEGINNING, find_away, find_filling, known_sinks
+from firnline.sinks.known import BEGINNING, find_away, find_filling, find_known, known_sinks
 from firnline.types import Json
 
 
@@ -87,13 +87,15 @@ def _head_of(pipeline: OpenPipeline, sink: Sink, decided: Head, failing: Json) -
         epoch, parts = sink.load().epoch, sink.find_parts()
     except (FirnlineError, OSError) as error:
         return {"epoch": None, "parts": None, **behind_unread(pipeline, sink, decided), "error": str(error)}
-    behind = max(0, decided.epoch - epoch)
+    known = find_known(known_sinks(decided.checkpoint), sink.name, sink.former_name)
+    goes_on = max(epoch, known.born if known is not None else 0)  # a resumed sink never gets what was before
+    behind = max(0, decided.epoch - goes_on)
     return {
         "epoch": epoch,
         "parts": parts,
         "last_known_epoch": epoch,
         "epochs_behind": behind,
-        "bytes_behind": bytes_behind(pipeline, sink, epoch, decided) if behind else 0,
+        "bytes_behind": bytes_behind(pipeline, sink, goes_on, decided) if behind else 0,
         "error": failing if behind else None,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from firnline.errors import ConfigError
@@ -67,8 +68,27 @@ def ask_snapshot(pipeline: OpenPipeline, source: str, table: str, *, where: str 
         pipeline.requests.ask_snapshot(table, source, where=where, empties=empties, ids=pipeline.ids)
 
 
-def find_table(pipeline: OpenPipeline, table: str, source: str = "") -> tuple[str, str]:
+def find_readable(
+    pipeline: OpenPipeline, table: str, source: str = "", option: Callable[[str], str] = "--source {}".format
+) -> tuple[str, str]:
+    """Return the name of the source that captures a table which can be read again, and the table's full name.
+
+    Raises:
+        ConfigError: none does, or several do; or the server does not have the table, or its rows would come twice.
+        SourceError: the server does not answer.
+    """
+    owner, name = find_table(pipeline, table, source, option)
+    pipeline.sources[owner].check_snapshot(name)
+    return owner, name
+
+
+def find_table(
+    pipeline: OpenPipeline, table: str, source: str = "", option: Callable[[str], str] = "--source {}".format
+) -> tuple[str, str]:
     """Return the name of the source that captures a table, and the table's full name.
+
+    Args:
+        option: How a person names one of several sources; gets its name.
 
     Raises:
         ConfigError: none does, or several do.
@@ -84,5 +104,5 @@ def find_table(pipeline: OpenPipeline, table: str, source: str = "") -> tuple[st
             hint="Add it to `tables` of a source. firnline snapshot lists the tables that have been read.",
         )
     if len(found) > 1:
-        raise ConfigError(f"several sources capture the table {table}", hint=f"Name one: --source {found[0][0]}")
+        raise ConfigError(f"several sources capture the table {table}", hint=f"Name one: {option(found[0][0])}")
     return found[0]

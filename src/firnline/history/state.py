@@ -74,6 +74,53 @@ def snapshots_of(checkpoint: Checkpoint | None) -> list[OperatorSnapshot]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ShardSize:
+    """The size of one shard of an operator's state; the key groups that it owns are `first_group` to `last_group`."""
+
+    shard: int
+    first_group: int
+    last_group: int
+    files: int
+    rows: int
+    size_bytes: int
+
+
+def load_shards(pipeline: OpenPipeline, checkpoint: Checkpoint | None) -> dict[str, list[ShardSize]]:
+    """Return the shards of every operator's state that a checkpoint names, without reading the state.
+
+    Raises:
+        CheckpointError: no tier has the complete snapshot.
+    """
+    if checkpoint is None:
+        return {}
+    found = {}
+    for name, value in sorted(checkpoint.state.items()):
+        complete, _ = find_snapshot(pipeline.state_home, SnapshotRef.from_json(value), with_files=False).require()
+        state = complete.operators.get(name)
+        found[name] = [
+            ShardSize(
+                shard=number,
+                first_group=first,
+                last_group=last,
+                files=len(shard.files),
+                rows=sum(segment.rows for segment in shard.segments),
+                size_bytes=sum(file.size_bytes for file in shard.files),
+            )
+            for number, (first, last, shard) in enumerate(state.shards if state else ())
+        ]
+    return found
+
+
+def input_watermarks(checkpoint: Checkpoint | None) -> dict[str, dict[str, str | None]]:
+    """Return, by operator, the latest event time of each of its inputs."""
+    marks = Watermarks.from_json(checkpoint.watermarks) if checkpoint else Watermarks()
+    return {
+        operator: {name: event_time(at) for name, at in sorted(mark.inputs.items())}
+        for operator, mark in sorted(marks.operators.items())
+    }
+
+
 def state_bytes(checkpoint: Checkpoint | None) -> int:
     """Return the size of the state that a checkpoint names."""
     return sum(snapshot.size_bytes for snapshot in snapshots_of(checkpoint))

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from html import escape
 
 from firnline.checkpoint.codec import canonical
 from firnline.checkpoint.ledger import Fold
+from firnline.clock import seconds_since
 from firnline.errors import CheckpointError, FirnlineError, LedgerHoleError, SinkError
 from firnline.history.dead_letters import count_letters
 from firnline.history.inputs import load_inputs
@@ -18,7 +20,7 @@ from firnline.history.store import find_store
 from firnline.names import JOURNAL
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.run.status import find_last_error, has_died, load_runs
+from firnline.run.status import find_last_error, find_state, load_runs_marked
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.known import find_away, known_sinks
 from firnline.sources.base import InputStatus
@@ -82,6 +84,31 @@ class PipelineStatus:
     lease: dict[str, Json] | None = None
     control: dict[str, Json] | None = None
 
+    def _repr_html_(self) -> str:
+        """Show the main facts as a table in a notebook."""
+        facts: dict[str, Json] = {
+            "pipeline": self.pipeline,
+            "state": self.state,
+            "epoch": self.epoch,
+            "rows": f"{self.rows:,} in {self.rows_in}" if self.rows_in else f"{self.rows:,}",
+            "last commit": self.last_commit_at or "none",
+            "files outstanding": "unknown" if self.files_outstanding is None else f"{self.files_outstanding:,}",
+            "files set aside": self.files_set_aside,
+            "last error": self.last_error["message"] if self.last_error else "none",
+        }
+        facts |= {f"sink {sink['name']}": _sink_text(sink) for sink in self.sinks if sink["name"] != JOURNAL}
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in facts.items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def _sink_text(sink: Mapping[str, Json]) -> str:
+    if sink["error"]:
+        return str(sink["error"])
+    behind = f", {sink['epochs_behind']} behind" if sink["epochs_behind"] else ""
+    return f"epoch {sink['epoch']}{behind}"
+
 
 def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) -> PipelineStatus:
     """Read everything that `status` shows. `control` is the answer of a run on this machine."""
@@ -90,8 +117,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     positions = head.checkpoint.positions if head.checkpoint else {}
     described = list(pipeline.sources.describe(positions).values())
     inputs = load_inputs(pipeline, head)
-    on_record = load_runs(pipeline.storage, pipeline.options.name)
-    runs = [{**run, "status": "died"} if has_died(run) else run for run in on_record]
+    runs = load_runs_marked(pipeline.storage, pipeline.options.name)
     failing = runs[0].get("sinks_failing") or {} if runs else {}
     letters = count_letters(pipeline, known_sinks(head.checkpoint))
     kinds, tries = {sink.name: sink for sink in pipeline.options.ordered_sinks}, find_next_tries(runs)
@@ -110,7 +136,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
     last_commit = _last_commit(pipeline, head)
     return PipelineStatus(
         pipeline=pipeline.options.name,
-        state=_state(runs, control),
+        state=find_state(runs, control),
         epoch=head.epoch,
         generation=head.generation,
         table=pipeline.deciding.uri,
@@ -139,7 +165,7 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         rows_in=pipeline.counted,
         rows_since=written.since,
         last_commit_at=last_commit,
-        last_commit_seconds_ago=_age_seconds(pipeline, last_commit) if last_commit else None,
+        last_commit_seconds_ago=seconds_since(last_commit, pipeline.clock.now()) if last_commit else None,
         last_error=find_last_error(runs),
         sources=[source.to_json() for source in inputs.sources],
         set_aside=inputs.set_aside(SET_ASIDE_SHOWN),
@@ -223,16 +249,6 @@ def _restored(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -
     return found
 
 
-def _state(runs: list[dict[str, Json]], control: dict[str, Json] | None) -> str:
-    # A run that answers is newer than any record: it may not have written its own yet.
-    if control and control["state"] != "ended":
-        return str(control["state"])
-    if not runs:
-        return "new"
-    running = runs[0]["status"] == "running"
-    return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
-
-
 def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
     """Return the holder of the lease; None if there was never one. A store that does not answer is logged, never
     raised."""
@@ -248,15 +264,7 @@ def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
         return {"unreadable": str(error)}
     if record is None:
         return None
-    return {**record.to_json(), "renewed_seconds_ago": _age_seconds(pipeline, record.renewed_at)}
-
-
-def _age_seconds(pipeline: OpenPipeline, moment: str) -> float | None:
-    """Return the seconds since a recorded time; None if the text is not a time with a zone."""
-    try:
-        return round((pipeline.clock.now() - datetime.fromisoformat(moment)).total_seconds(), 1)
-    except (ValueError, TypeError, OverflowError):
-        return None
+    return {**record.to_json(), "renewed_seconds_ago": seconds_since(record.renewed_at, pipeline.clock.now())}
 
 
 def _ahead(copy: NewestCopy, head: Head) -> str:

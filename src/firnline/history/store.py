@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
-from firnline.errors import ConfigError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
+from firnline.errors import (
+    ConfigError,
+    DamagedError,
+    FirnlineError,
+    LedgerHoleError,
+    RollbackRefusedError,
+    SinkError,
+    StoreUnsafeError,
+)
 from firnline.history.savepoints.pins import load_pins
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head
 from firnline.stores.archive import Manifest, Stored, write_archive
-from firnline.stores.audit import audited, make_record
+from firnline.stores.audit import AuditRecord, append_audit, audited, load_audit, make_record
 from firnline.stores.base import CheckpointStore, encode
 from firnline.stores.record import CheckpointRecord
 from firnline.stores.transfer import Truth, stored_versions, walk_versions
 from firnline.types import EntryRef, Json
+
+T = TypeVar("T")
 
 
 def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
@@ -27,6 +39,59 @@ def find_store(pipeline: OpenPipeline) -> CheckpointStore | None:
     if options is None or options.type == "memory" or (options.path and not os.path.exists(options.path)):
         return None
     return _open(pipeline, read_only=True)
+
+
+def read_with_store(
+    pipeline: OpenPipeline, read: Callable[[CheckpointStore | None], T], warn: Callable[[str], None]
+) -> T:
+    """Call `read` with the checkpoint store, or with None if there is none, it is empty, or it cannot be read."""
+    try:
+        store = find_store(pipeline)
+        if store is None:
+            return read(None)
+        with closing(store):
+            return read(store)
+    except (OSError, StoreUnsafeError, DamagedError) as error:
+        result = read(None)  # raises again if the store was not the cause
+        warn(f"the checkpoint store cannot be read, so the output comes from the table alone: {error}")
+        return result
+
+
+def load_audit_rows(pipeline: OpenPipeline, limit: int | None, before: int | None) -> AuditRows:
+    """Return the audit trail as JSON has it, newest first, at most `limit` records before the version `before`.
+
+    Raises:
+        ConfigError: the spec names no store that outlives a process.
+        SinkError: the store cannot be read.
+    """
+    check_store(pipeline)
+    try:
+        store = find_store(pipeline)
+        if store is None:
+            return AuditRows([], more=False, has_store=False)
+        with closing(store):
+            entries = load_audit(store, pipeline.options.name, None if limit is None else limit + 1, before)
+    except OSError as error:
+        options = pipeline.options.checkpoint.store
+        location = (options.path or options.uri or options.type) if options is not None else ""
+        raise SinkError(
+            f"the checkpoint store ({location}) cannot be read: {error}",
+            hint="Make it reachable, then try again: only the store holds the audit trail.",
+        ) from error
+    rows = [
+        {"version": entry.version, **(entry.record.to_json() if entry.record else {}), "problem": entry.problem or None}
+        for entry in entries[:limit]
+    ]
+    return AuditRows(rows, more=limit is not None and len(entries) > limit, has_store=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRows:
+    """A page of the audit trail."""
+
+    rows: list[dict[str, Json]]
+    more: bool
+    has_store: bool  # False: no run has made the store yet
 
 
 def check_store(pipeline: OpenPipeline) -> None:
@@ -190,6 +255,7 @@ def on_record(
         to_epoch=to_epoch,
         details=details,
         clock=pipeline.clock,
+        actor=pipeline.actor,
     )
     with contextlib.ExitStack() as stack:
         try:
@@ -201,6 +267,18 @@ def on_record(
                 hint="Make the checkpoint store reachable, then try again; nothing was changed.",
             ) from error
         yield found
+
+
+def record_end(pipeline: OpenPipeline, begun: AuditRecord) -> None:
+    """Record the end of an action that was done, and whose process was killed before it could.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    details = {**begun.details, **({"ended_by": pipeline.actor.name} if pipeline.actor else {})}
+    ended = replace(begun, id=pipeline.ids.new(), at=pipeline.clock.now().isoformat(), outcome="done", details=details)
+    with closing(open_for_writing(pipeline)) as store:
+        append_audit(store, ended, pipeline.clock)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,7 @@ def columns_of(context: PortContext, constants: Collection[str]) -> Columns:
         strict={name: one.words for name, one in context.strict.items() if one.type},
         may_widen=context.may_widen,
         keys=frozenset({*context.keys, *context.table_key}),
+        table_key=frozenset(context.table_key),
     )
 
 
@@ -497,7 +498,8 @@ class _SourceRead:
         numbers, no_rows = sorted(self.reports), ReadColumns(pa.schema([]))
         for port, columns in self.columns.items():
             read = [self.reports[number].end.columns.get(port, no_rows) for number in numbers]
-            self.columns[port], again = agree(columns, read)
+            agreed, again = agree(columns, read)
+            self.columns[port] = self._with_demanded(port, agreed)
             self.unread |= {numbers[index] for index in again}
         if not self.unread:
             for port in self.columns:
@@ -506,6 +508,11 @@ class _SourceRead:
             for port in self.columns:
                 self._demand_keys(port)
                 self._demand_fit(port)
+
+    def _with_demanded(self, port: str, columns: Columns) -> Columns:
+        """Return columns whose keys must have values, also where splits without rows do not know them."""
+        fields = [one.with_nullable(False) if (port, one.name) in self.demanded else one for one in columns.decoded]
+        return replace(columns, decoded=pa.schema(fields))
 
     def _demand_keys(self, port: str) -> None:
         """Read splits again that have rows without a key, so that their readers report these records as bad.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import operator
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from deltalake import CommitProperties, PostCommitHookProperties
 from deltalake.transaction import AddAction, RemoveAction
 
 from firnline.checkpoint.codec import FORMAT, canonical
+from firnline.clock import jitter
 from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, SinkError
 from firnline.maintenance.log_names import LogNames
 from firnline.maintenance.survey import Progress, open_table
@@ -456,7 +456,7 @@ class _Compaction:
             except CommitUnknownError as error:
                 unclear = True
                 logger.warning("commit unclear, asking the table", extra={"reason": error.message})
-            time.sleep(random.uniform(0.01, 0.05) * min(2**tries, 40))
+            time.sleep(jitter(0.01, 0.05) * min(2**tries, 40))
         if unclear:
             raise CommitUnknownError(f"a compaction of {self._table.uri} may or may not have been committed")
         if verdict == "void":

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from firnline.checkpoint.codec import check_format, parse, unseal
 from firnline.checkpoint.ledger import Ledger, LedgerEntry
 from firnline.checkpoint.model import Checkpoint
-from firnline.errors import CheckpointError, DamagedError, NewerFormatError
+from firnline.errors import CheckpointError, DamagedError, NewerFormatError, SinkError
 from firnline.maintenance.log_names import LogNames, LogTail, file_retention
 from firnline.maintenance.survey import Candidates, TableFile, older_than, walk
 from firnline.names import (
@@ -119,8 +119,23 @@ class References:
                 candidates.drop(self.log.keys(str(path)), "pinned")
             for version in pin.get("versions", []):
                 candidates.drop(self.log.pinned(int(version)), "pinned")
+            if isinstance(since := pin.get("since"), int):
+                self._keep_since(since, candidates)
             reason = "being restored" if pin.get("kind") == "restore" else "being compacted"
             self._drop_attempts(candidates, set(map(str, pin.get("attempts", []))), reason)
+
+    def _keep_since(self, version: int, candidates: Candidates) -> None:
+        """Keep every file that the table had at a version, or that a later commit names."""
+        if version >= 0:
+            candidates.drop(self.log.pinned(version), "pinned")
+        self._table.refresh()
+        named = self.log.named_between(version, self._table.version)
+        if named is None:
+            raise SinkError(
+                f"the log of {self._table.uri} lacks a version after {version}, and a topology's snapshot keeps all",
+                hint="Nothing was deleted. Drop the snapshot: firnline topology drop ID",
+            )
+        candidates.drop(named, "pinned")
 
     def _is_abandoned(self, file: TableFile, pin: dict[str, Json]) -> bool:
         return older_than(file, self._now, COMPACTION_KEPT) and not (_is_here(pin) and _lives(pin))

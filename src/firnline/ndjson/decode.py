@@ -28,22 +28,9 @@ from firnline.ndjson.text import FULL
 from firnline.ndjson.tree import Kinds, Node, build_tree
 from firnline.rescued import UNKNOWN_FIELDS, Rescued, add_rescued, shorten
 from firnline.schema import RESCUED_COLUMN, type_to_text
+from firnline.types import BadReason
 
 # `wrong-field-count` and `stray-quote` are reasons of CSV records; those that name Avro or a schema, of Avro records.
-BadReason = Literal[
-    "not-json",
-    "not-an-object",
-    "invalid-utf8",
-    "too-long",
-    "missing-required",
-    "does-not-fit",
-    "wrong-field-count",
-    "stray-quote",
-    "not-avro",
-    "unknown-schema",
-    "unsupported-schema",
-]
-
 _FIRST_ODD = 200  # odd records to collect before the schema is widened and the block is read again
 _FEW_PIECES = 64  # up to this number of pieces rows are joined as slices, above it by index
 

@@ -68,18 +68,23 @@ class Backpressure:
         """End every wait and all planning. May be called from a signal handler."""
         self._stopping.set()
 
-    def wait(self) -> bool:
-        """Wait until the next epoch may be planned. Returns False if the run stops meanwhile."""
+    def wait(self, is_asked: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the next epoch may be planned. Returns False if the run stops meanwhile.
+
+        `is_asked` ends a pause for one epoch without input: a topology's snapshot is to be recorded.
+        """
         try:
-            return self._is_going() and self._has_room()
+            return self._is_going(is_asked) and self._has_room()
         finally:
             self.waiting = False
 
-    def _is_going(self) -> bool:
+    def _is_going(self, is_asked: Callable[[], bool] = lambda: False) -> bool:
         """Wait while the run is paused. Returns False if a stop ended the wait."""
         while not self._going.is_set():
             if self._stopping.is_set():
                 return False
+            if is_asked():
+                return True
             if not self.waiting:
                 self.waiting = True
                 self._on_paused()

@@ -1,7 +1,7 @@
 """Makes checkpoints, each with its floor: the oldest epoch that a rollback may still reach.
 
-The floor is the smallest of three epochs: the start of the rollback window, the oldest head of a sink or copy, and,
-with state, the oldest snapshot that a restore needs.
+The floor is the smallest of these epochs: the start of the rollback window, the oldest head of a sink or copy, the
+records of a topology's snapshots and, with state, the oldest snapshot that a restore needs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from firnline.schema import fingerprint, own_columns, schema_to_json
 from firnline.sinks.base import Head
 from firnline.sources.group import Positions
 from firnline.state.manifest import SnapshotRef
+from firnline.topology.decide import limit_floor
+from firnline.topology.records import held_records
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,7 @@ class CheckpointMaker:
             self._slowest_sink(),
             *(limit for limit in limits if limit is not None),
         )
+        oldest = limit_floor(oldest, held_records(after.topology).values())
         if self._states is not None and self._states.remote is not None:
             oldest = self._states.remote.below(oldest)
         if self._state_floor is not None:
@@ -122,6 +125,7 @@ class CheckpointMaker:
             floor=max(floor, oldest),
             deciding=self._pipeline.deciding.identity,
             sinks=self._outbox.remember(before, epoch),
+            topology=after.topology,
         )
 
     def add(self, checkpoint: Checkpoint, *, is_idle: bool = False) -> None:

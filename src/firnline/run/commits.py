@@ -46,7 +46,7 @@ def entry_commit(
     if entry.is_history_edit:
         facts["jump"] = entry.edit
     elif entry.staged and name_in(entry, sink) is None and filled is None:
-        raise new_sink_error(sink.name)
+        raise new_sink_error(sink.name, f"epoch {entry.epoch} was made without it")
     else:
         files = list(staged_for(entry, sink) if staged is None else staged)
         if not sink.capabilities.fed_from_outbox:
@@ -93,13 +93,21 @@ def settled_epoch(sink: Sink) -> int | None:
         return 0
 
 
-def new_sink_error(name: str) -> ConfigError:
-    """Return the error for a sink that lacks the epochs from before it was added."""
+WAYS = {
+    "now": "`start: now` gives it every later epoch, and nothing from before",
+    "snapshot": "`start: snapshot` has the captured tables that it reads read again",
+}
+
+
+def new_sink_error(name: str, reason: str, *ways: str) -> ConfigError:
+    """Return the error for a sink that lacks epochs from before it was added. `ways` are the values of `start` that
+    help."""
+    hint = "a pipeline of its own has every row: another `name`, the same source."
+    if ways:
+        hint = f"Say in the spec what it gets: {'; '.join(WAYS[way] for way in ways)}. Or {hint}"
     return ConfigError(
-        f"sink {name!r}, a Delta table that is not fed from the outbox, was added to a pipeline that has history; what "
-        "was before cannot be replayed into it",
-        hint="Give it a pipeline of its own (another `name`, the same source). Tables of a database that come later go "
-        "into one sink with a template: table: lake/{table}, input: SOURCE.*",
+        f"sink {name!r}, a Delta table, was added to a pipeline that has history, and lacks what was before: {reason}",
+        hint=hint[0].upper() + hint[1:],
     )
 
 

@@ -23,7 +23,9 @@ from firnline.clock import monotonic
 from firnline.errors import ControlError, NotRunningError
 from firnline.names import socket_name, user_folder
 from firnline.options import PipelineOptions
+from firnline.process import this_process
 from firnline.run.status import CheckpointWatch, RunStatus
+from firnline.run.wanted import Orders, Wanted, WishFollower
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -124,9 +126,17 @@ class ControlServer:
         OSError: the socket cannot be created.
     """
 
-    def __init__(self, options: PipelineOptions, run: Controlled, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        options: PipelineOptions,
+        run: Controlled,
+        environ: Mapping[str, str],
+        follower: WishFollower | None = None,
+    ) -> None:
         self._pipeline = options.name
         self._run = run
+        self._follower = follower
+        self._orders = follower.orders if follower is not None else Orders(run)
         self._tickets: dict[int, CheckpointWatch] = {}
         self._count = 0
         self.path = _place(folders(environ)[:2], socket_name(options.name, options.home.root))
@@ -260,21 +270,29 @@ class ControlServer:
             return _refusal(f"{type(error).__name__}: {error}")
 
     def _command(self, request: dict[str, Json]) -> dict[str, Json]:
-        run = self._run
         match request.get("command"):
             case "status":
                 return self._facts()
             case "pause":
-                return {"changed": run.pause(), **self._facts()}
+                return {"changed": self._obey("paused", request), **self._facts()}
             case "resume":
-                return {"changed": run.resume(), **self._facts()}
+                return {"changed": self._obey("running", request), **self._facts()}
             case "stop":
-                run.stop()
+                self._obey("stopped", request)
                 return self._facts()
             case "checkpoint":
                 return self._checkpoint(request.get("ticket"))
             case _:
                 return _refusal("commands are status, pause, resume, stop and checkpoint")
+
+    def _obey(self, wanted: Wanted, request: dict[str, Json]) -> bool:
+        """Do what is asked. With the number of a wish, it is recorded already, and late words do not count."""
+        number = request.get("wish")
+        if type(number) is not int:
+            number = None
+            if self._follower is not None:
+                number = self._follower.wish(wanted, this_process().user)  # the socket serves this user alone
+        return self._orders.do(wanted) if number is None else self._orders.obey(number, wanted)
 
     def _facts(self) -> dict[str, Json]:
         facts = {"pipeline": self._pipeline, "run": self._run.run_id, "pid": os.getpid()}
@@ -367,9 +385,12 @@ RETRY_SECONDS = 2.0
 
 @contextlib.contextmanager
 def serving_control(
-    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None], *, once: bool
-) -> Iterator[None]:
+    options: PipelineOptions, run: Controlled, environ: Mapping[str, str], say: Callable[[str], None], *, once: bool,
+    follower: WishFollower | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Serve the control channel, from `with` to its end. If the channel cannot be opened, the run continues without it.
+
+    With a `follower`, what is asked of the run is recorded as wanted.
 
     If another run on this machine owns the channel, it is opened once that run exits. A run that ends by itself
     (`once`) says nothing of it: beside a live run it has nothing to do, or it is refused.
@@ -377,7 +398,7 @@ def serving_control(
     with contextlib.ExitStack() as stack:
         server = None
         try:
-            server = ControlServer(options, run, environ)
+            server = ControlServer(options, run, environ, follower)
             stack.enter_context(server)
         except (ControlError, OSError) as error:
             is_owned = server is not None and isinstance(error, ControlError)

@@ -138,8 +138,9 @@ Reload = Callable[[], Head]
 class CopyCheck:
     """Compares the copies of one pipeline with the sink. The tiers' threads also call `check` and `refuse`."""
 
-    def __init__(self, pipeline: str, location: str) -> None:
+    def __init__(self, pipeline: str, deciding: str, location: str) -> None:
         self._pipeline = pipeline
+        self._deciding = deciding
         self._sink_location = location
         self._base: Head | None = None  # the sink's head before this run committed
         self._own: tuple[int, str] | None = None  # generation and run id, set by the claim
@@ -238,6 +239,17 @@ class CopyCheck:
         for copy in copies:
             self.compare(copy, held)
 
+    def _way_back(self, copy: NewestCopy) -> str:
+        """Return what to do about a sink that knows nothing of the epochs in a copy."""
+        decided = copy.record.checkpoint.deciding.get("sink", "") if copy.record is not None else ""
+        if decided and decided != self._deciding:
+            return (
+                f"Sink {decided!r} decided so far, and goes on deciding. A table that was added needs `start` in the "
+                "spec (now, or snapshot): then it does not decide. If sinks were renamed or reordered, change it back."
+            )
+        recover = "Bring the right table back; a lost journal comes back by firnline recover --from SINK. "
+        return recover + self._start_over(copy)
+
     def _start_over(self, copy: NewestCopy) -> str:
         """Return how to start over without this copy."""
         if copy.tier == "store":
@@ -250,8 +262,7 @@ class CopyCheck:
                 found = f"epoch {copy.epoch}" if copy.record else f"traces ({copy.damaged})"
                 raise StoreAheadError(
                     f"{_name(copy)} holds {found} of {self._pipeline!r}, but {self._sink_location} knows nothing of it",
-                    hint="Bring the right table back; a lost journal comes back by firnline recover --from SINK. "
-                    + self._start_over(copy),
+                    hint=self._way_back(copy),
                     store=copy.location,
                     epoch=copy.epoch,
                 )

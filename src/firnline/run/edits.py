@@ -18,13 +18,14 @@ from firnline.errors import (
     SinkWentBackError,
 )
 from firnline.run.commits import entry_commit
-from firnline.run.fill import find_new
 from firnline.run.followers import check_owner, join
 from firnline.run.joining import TRIES, find_effect, join_sink, settle_edits
+from firnline.run.new_tables import find_beginning, first_entry
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.run.topology import check_hold
 from firnline.schema import schema_from_json
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import find_away, find_filling
+from firnline.sinks.known import find_away, find_filling, find_new
 from firnline.types import EntryRef, Receipt
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def perform_edit(
     leave: Collection[str] = (),
     skip: Collection[str] = (),
     replaces: bool = False,
+    restore: str = "",
 ) -> Receipt:
     """Claim a generation everywhere, decide a history edit in the deciding sink, and apply it to every other sink.
 
@@ -58,22 +60,25 @@ def perform_edit(
         leave: Sinks that need not be reached now.
         skip: Sinks that are not touched: the next run joins them.
         replaces: The edit replaces all rows of a sink, so the sink need not catch up first.
+        restore: The restore of a topology that this edit is a part of.
 
     Raises:
-        FencedError: another run took over meanwhile.
+        FencedError: another run took over meanwhile, or the restore of a topology holds the pipeline.
         SinkError: a sink cannot be claimed; nothing is decided.
         LedgerHoleError: the ledger lacks epochs that a required sink needs; nothing is decided.
     """
     deciding = pipeline.deciding
     held = deciding.claim(run, generation=generation)
     generation = held.generation
+    check_hold(pipeline, restore)
     tell(f"claimed generation {generation}")
     away = find_away(held.checkpoint, pipeline.options.followers)
     skip = {*skip, *away, *(one.name for one in find_new(pipeline.options, held.checkpoint))}
     others = [sink for sink in pipeline.sinks[1:] if sink.name not in skip]
+    new = {sink.name for sink in others if _has_yet_to_begin(pipeline, sink, held)}
     for sink in others:
         try:
-            if replaces:
+            if replaces or sink.name in new:
                 check_owner(pipeline, sink, held)
                 join_sink(pipeline, sink, run, generation, None, goes_on_from)
             else:
@@ -85,8 +90,17 @@ def perform_edit(
             tell(f"{sink.name} is left as it is: {error.message}")
     ref, receipt = decide_edit(pipeline, look, generation)
     tell(f"{deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
+    # A table that has no head yet begins with the next run, unless the edit gives it all its rows.
+    others = [sink for sink in others if sink.name not in new or find_beginning(pipeline, sink, ref) is None]
     apply_edit(pipeline, others, ref, tell)
     return receipt
+
+
+def _has_yet_to_begin(pipeline: OpenPipeline, sink: Sink, decided: Head) -> bool:
+    try:
+        return first_entry(pipeline, sink, sink.load(), decided) is not None
+    except (FirnlineError, OSError):
+        return False  # what stands against it is found when the sink is joined
 
 
 def apply_edit(pipeline: OpenPipeline, sinks: Iterable[Sink], ref: EntryRef, tell: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ no mark and in no commit policy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -24,10 +24,10 @@ from firnline.errors import (
     RollbackRefusedError,
     SinkError,
 )
-from firnline.graph import find_source, sink_input
 from firnline.names import rerun_folder
-from firnline.options import OP, SEQUENCE, FollowerOptions, PipelineOptions
+from firnline.options import FollowerOptions, PipelineOptions
 from firnline.run.commits import entry_commit, name_in
+from firnline.run.copied_rows import find_copied, stage_copy
 from firnline.run.joining import TRIES, committed_columns, edit_checkpoint, no_columns
 from firnline.run.made_rows import FilledEpoch, FilledEpochs
 from firnline.run.open_pipeline import OpenPipeline
@@ -35,28 +35,13 @@ from firnline.run.progress import Progress
 from firnline.run.rerun import Rerun, find_obstacle, way_out
 from firnline.schema import schema_from_json
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.follower import COPY
-from firnline.sinks.known import BEGINNING, KnownSink, find_filling, find_known, known_sinks
-from firnline.sinks.outbox_rows import OutboxStager, outbox_target
-from firnline.storage import normalise
+from firnline.sinks.known import BEGINNING, COPY, KnownSink, find_filling, find_new, known_sinks
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
 
 # -- what the spec asks for ---------------------------------------------------------------------------
-
-
-def find_new(options: PipelineOptions, checkpoint: Checkpoint | None) -> list[FollowerOptions]:
-    """Return the followers that are to get what was before them, and of which no checkpoint knows."""
-    if checkpoint is None or checkpoint.epoch == 0:
-        return []
-    known = known_sinks(checkpoint)
-    return [
-        one
-        for one in options.followers
-        if (one.copy_from or one.start == "beginning") and find_known(known, one.name, one.renamed_from) is None
-    ]
 
 
 def check_new(pipeline: OpenPipeline, head: Head) -> None:
@@ -102,39 +87,6 @@ def _find_obstacle(pipeline: OpenPipeline, one: FollowerOptions, head: Head) -> 
             return f"epoch {entry.epoch} is a {entry.kind}, which no new sink can follow"
     assert head.checkpoint is not None
     return find_obstacle(pipeline, one.name, entries, head.checkpoint.positions)
-
-
-def find_copied(options: PipelineOptions, sink: str, wanted: str = "", *, same_mode: bool = False) -> str:
-    """Return the name of the table to copy into a follower: the wanted one, or the only one with the same input.
-
-    Raises:
-        ConfigError: there is none, or the wanted one has another input or, with `same_mode`, another way of writing.
-    """
-    target = next((one for one in options.sinks if one.name == sink), None)
-    if target is None:
-        raise ConfigError(f"the spec has no sink {sink!r}", hint="Put it into the spec first.")
-    port = sink_input(options, target)
-    tables = [one for one in options.sinks if not one.fed_from_outbox and sink_input(options, one) == port]
-    same = [one.name for one in tables]
-    if not wanted and len(same) == 1:
-        wanted = same[0]
-    if not wanted:
-        raise ConfigError(
-            f"sink {sink!r} can be copied from several sinks or from none",
-            hint=f"Name one with --from; with the same input there are: {', '.join(same) or 'none'}.",
-        )
-    if wanted not in same:
-        raise ConfigError(
-            f"sink {sink!r} cannot be copied from {wanted!r}: it is no table with the input {port!r}",
-            hint=f"With that input there are: {', '.join(same) or 'none'}.",
-        )
-    writes = next(one.write for one in tables if one.name == wanted)
-    if same_mode and writes != target.write:
-        raise ConfigError(
-            f"sink {sink!r} (`write: {target.write}`) cannot be copied from {wanted!r} (`write: {writes}`)",
-            hint="Choose a table that is written in the same way, or leave `copy_from` out.",
-        )
-    return wanted
 
 
 def describe_fill(one: FollowerOptions) -> str:
@@ -271,59 +223,3 @@ class Filling:
             ) from error
         finally:
             self._progress.reruns.discard(attempt)
-
-
-def stage_copy(
-    pipeline: OpenPipeline, sink: str, attempt: str, table: Sink, folder: str, epoch: int | None = None
-) -> tuple[list[dict[str, Json]], pa.Schema]:
-    """Copy the rows of a table, as it is or as it was after an epoch, into files of the form of the outbox.
-
-    Returns the files and the columns.
-
-    Raises:
-        RollbackRefusedError: the table no longer has that epoch.
-        SinkError: the table cannot be read, or the files cannot be written.
-    """
-    options = next(one for one in pipeline.options.sinks if one.name == sink)
-    is_changes = (
-        options.write == "upsert" and find_source(pipeline.options, sink_input(pipeline.options, options)) is None
-    )
-    schema = pa.schema([])
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal schema
-        for batch in table.read_rows(epoch):
-            found = _as_changes(batch) if is_changes else batch
-            schema = found.schema
-            yield found
-
-    return stage_rows(pipeline, sink, attempt, batches(), folder), schema
-
-
-def _as_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a table as changes: each inserts the row of its key."""
-    columns = [*batch.columns, pa.repeat(pa.scalar("insert"), batch.num_rows), pa.repeat(pa.scalar(0), batch.num_rows)]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, OP, SEQUENCE])
-
-
-def stage_rows(
-    pipeline: OpenPipeline, sink: str, attempt: str, batches: Iterable[pa.RecordBatch], folder: str
-) -> list[dict[str, Json]]:
-    """Stage rows for one follower; returns the files.
-
-    Raises:
-        SinkError: they cannot be written.
-    """
-    home = pipeline.options.home
-    outbox = {"root": normalise(home.root), "storage_options": dict(home.storage_options), "folder": folder}
-    stager = OutboxStager(outbox_target(sink, outbox, ""), attempt)
-    try:
-        for batch in batches:
-            stager.write(batch)
-        return stager.close()
-    except OSError as error:
-        stager.discard()
-        raise SinkError(f"the outbox cannot be written: {error}") from error
-    except BaseException:
-        stager.discard()
-        raise

@@ -10,11 +10,11 @@ import pyarrow as pa
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import LedgerHoleError, SinkDivergedError, SinkWentBackError
 from firnline.run.commits import entry_commit, name_in, staged_for
-from firnline.run.fill import find_new
 from firnline.run.joining import ahead_of, join_sink
+from firnline.run.new_tables import first_entry
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, KeepRows, RunTasks, Sink
-from firnline.sinks.known import KnownSink, find_known, known_sinks
+from firnline.sinks.known import KnownSink, find_known, find_new, known_sinks
 from firnline.types import EntryRef
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,10 @@ def join(
         SinkDivergedError: the sink belongs to another pipeline, or holds an epoch that was never decided.
         LedgerHoleError: the ledger no longer has the epochs that the sink lacks.
     """
-    tip = decided.entry
-    if sink.capabilities.fed_from_outbox:
+    tip, first = decided.entry, None
+    if not sink.capabilities.fed_from_outbox:
+        first = first_entry(pipeline, sink, sink.load(), decided)
+    else:
         sink.end_unfinished()
         held = check_owner(pipeline, sink, decided)
         begin = _find_beginning(pipeline, sink, held, decided)
@@ -48,7 +50,7 @@ def join(
             sink.claim(run, generation=generation)
             entry = replace(pipeline.ledger.load(begin), staged={})  # it gets the head of that epoch, and no rows
             sink.edit(entry_commit(pipeline, sink, entry, begin, pa.schema([])), KeepRows(), held.entry)
-    return join_sink(pipeline, sink, run, generation, tip, goes_on_from or tip, run_tasks)
+    return join_sink(pipeline, sink, run, generation, tip, goes_on_from or tip, run_tasks, first)
 
 
 def begins_now(pipeline: OpenPipeline, sink: Sink, held: Head, decided: Head) -> bool:

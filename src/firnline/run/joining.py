@@ -12,7 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from firnline.checkpoint.codec import short_number
-from firnline.checkpoint.ledger import Fold, LedgerEntry
+from firnline.checkpoint.ledger import LedgerEntry
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import (
     CheckpointError,
@@ -23,7 +23,7 @@ from firnline.errors import (
     SinkError,
 )
 from firnline.names import JOURNAL
-from firnline.run.commits import bring_staged, entry_commit, name_in, new_sink_error
+from firnline.run.commits import bring_staged, entry_commit, name_in
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_from_json, schema_to_json
 from firnline.sinks.base import (
@@ -38,6 +38,7 @@ from firnline.sinks.base import (
     SinkReturn,
 )
 from firnline.sinks.known import after_going_back, name_then
+from firnline.topology.records import remember
 from firnline.types import EntryRef, Json
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ def edit_checkpoint(
         floor=max(base.floor, held.floor if held else 0),
         deciding=pipeline.deciding.identity,
         sinks=after_going_back(held.sinks, base.epoch, epoch, kept) if held else base.sinks,
+        topology=remember({**base.topology, **(held.topology if held else {})}, (), epoch),
     )
 
 
@@ -95,6 +97,11 @@ def find_effect(sink: Sink, entry: LedgerEntry, holds: int) -> Effect:
             return ReplaceRows() if entry.edit["truncate"] else KeepRows()
         case "restore":
             version = entry.edit["versions"].get(sink.name)
+            if version is None and sink.name not in entry.staged:
+                raise RollbackRefusedError(
+                    f"sink {sink.name!r} holds epochs that a restore undid, and the savepoint does not have its table",
+                    hint="Give the sink another name and another table, which begins as a new one.",
+                )
             return ReplaceRows(tuple(entry.staged[sink.name])) if version is None else RestoreVersion(int(version))
         case "rescale" | "import" | "repair" | "position" | "recover" | "epoch":
             return KeepRows()
@@ -198,44 +205,6 @@ TRIES = 20
 # -- the other sinks ----------------------------------------------------------------------------------
 
 
-def check_new_sinks(pipeline: OpenPipeline, tip: EntryRef | None, epochs: Mapping[str, int]) -> None:
-    """Refuse a sink that was added to a pipeline with history: it would lack the rows made before it.
-
-    If a ledger hole hides the beginning, a new sink looks like a lagging one; then `join_sink` fails.
-
-    Raises:
-        ConfigError: it names the sink.
-    """
-    for name, epoch in epochs.items():
-        if tip is None or tip.epoch == 0 or epoch or name == pipeline.deciding.name:
-            continue
-        if pipeline.sink(name).capabilities.fed_from_outbox:  # it begins with the next epoch, see `run.followers`
-            continue
-        try:
-            first = _find_first(pipeline, tip)
-        except LedgerHoleError as error:
-            logger.warning("sink may be new", extra={"sink": name, "reason": error.message})
-            continue
-        if first is None or (first.kind != "fresh" and name not in first.staged):
-            raise new_sink_error(name)
-
-
-def _find_first(pipeline: OpenPipeline, tip: EntryRef) -> LedgerEntry | None:
-    """Return the newest entry that gives a sink all its rows; None if it is folded.
-
-    Raises:
-        LedgerHoleError: a hole hides it.
-    """
-    for link in pipeline.ledger.chain(tip):
-        if isinstance(link, Fold):
-            if link.is_bridge:
-                raise LedgerHoleError(f"ledger entry {link.last.name} is lost", epoch=link.last.epoch)
-            return None
-        if link.epoch == 1 or link.kind in ("restore", "fresh"):
-            return link
-    return None
-
-
 def join_sink(
     pipeline: OpenPipeline,
     sink: Sink,
@@ -244,11 +213,13 @@ def join_sink(
     tip: EntryRef | None,
     goes_on_from: EntryRef | None,
     run_tasks: RunTasks | None = None,
+    begins: EntryRef | None = None,
 ) -> int:
     """Register our generation in a further sink and apply the history edits that it lacks. Returns its epoch
     afterwards.
 
-    A staged sink adopts only pending units on the history down from `goes_on_from`.
+    A staged sink adopts only pending units on the history down from `goes_on_from`. A sink without a head begins after
+    the epoch of `begins`, if it is given.
 
     Raises:
         SinkDivergedError: the sink holds an epoch that is not on the decided chain; epoch numbers alone prove nothing.
@@ -258,7 +229,7 @@ def join_sink(
     def decided(epoch: int) -> set[int]:
         return {short_number(ref.checksum) for _, ref in ahead_of(pipeline, goes_on_from, epoch, sink.name)}
 
-    held = sink.claim(run, generation=generation, decided=decided)
+    held = sink.claim(run, generation=generation, baseline=begins, decided=decided)
     if tip is None:
         return held.epoch
     if held.epoch < tip.epoch:
@@ -289,7 +260,8 @@ def prove_on_chain(pipeline: OpenPipeline, name: str, held: Head, tip: EntryRef)
         raise SinkDivergedError(
             f"sink {name!r} holds an epoch {held.epoch} that {pipeline.deciding.name!r}, "
             f"which decides, never committed",
-            hint=f"Restore {name!r} from a savepoint (firnline restore), or take it out of the spec: the others go on.",
+            hint=f"Restore a savepoint (firnline run --from-savepoint PATH), or take {name!r} out of the spec: the "
+            "others go on.",
             sink=name,
             epoch=held.epoch,
         )
@@ -316,8 +288,7 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
         if at is None:
             return epoch
         entry, ref = ahead[0]
-        columns = entry.edit.get("schemas", {}).get(sink.name, entry.schema_of(name_in(entry, sink) or sink.name))
-        schema = schema_from_json(columns)
+        schema = schema_from_json(_columns_for(entry, sink))
         if at > 0:  # an epoch before the edit that this sink still lacks
             if epoch == before:
                 raise SinkError(f"{sink.name} waits for its committer, which has not committed epoch {epoch + 1} yet")
@@ -333,6 +304,15 @@ def settle_edits(pipeline: OpenPipeline, sink: Sink, tip: EntryRef | None, run_t
         except CommitConflictError:
             continue  # another writer committed after the check
     raise SinkError(f"{sink.name}: gave up after {TRIES * TRIES} conflicts with other writers")
+
+
+def _columns_for(entry: LedgerEntry, sink: Sink) -> list[dict[str, Json]]:
+    """Return the columns that an entry gives a sink which does not decide. A history edit gives it none, unless it
+    restores rows: those in the entry are of the sink that decides."""
+    if entry.is_history_edit and entry.kind != "restore":
+        return []
+    restored: dict[str, list[dict[str, Json]]] = entry.edit.get("schemas", {})
+    return restored.get(sink.name, entry.schema_of(name_in(entry, sink) or sink.name))
 
 
 def _check_return(pipeline: OpenPipeline, sink: Sink, entry: LedgerEntry, holds: int) -> int | None:

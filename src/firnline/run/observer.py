@@ -103,6 +103,9 @@ class Observer:
     def committed(self, facts: EpochFacts) -> None:
         """The deciding sink holds an epoch; in a two-stage table it is staged."""
 
+    def recorded(self, epoch: int) -> None:
+        """Every checkpoint up to this epoch is recorded: the store has it, and the tiers get it."""
+
     def delivered(self, sink: str, epoch: int) -> None:
         """A further sink holds an epoch; in a two-stage table it is staged."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,20 +11,21 @@ from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.graph import find_source, graph_of, output_key, sink_input
 from firnline.names import outbox_folder, state_folder, tier_state_folder
-from firnline.options import PipelineOptions, SchemaOptions
+from firnline.options import PipelineOptions, SchemaOptions, names_tables
 from firnline.run.recorder import Recorder
 from firnline.run.requests import Requests
 from firnline.sinks.base import Head, Sink, SinkContext
 from firnline.sinks.guard import ANSWER_SECONDS, WORK_SECONDS, GuardedSink
 from firnline.sinks.known import check_names, check_targets
 from firnline.sinks.registry import open_sinks
-from firnline.sources.base import NOT_READ, Limits, port_name
+from firnline.sources.base import NOT_READ, Limits, Source, port_name
 from firnline.sources.group import Sources
 from firnline.sources.guard import GuardedSource
 from firnline.sources.known import KnownFiles
 from firnline.sources.registry import open_source
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
+from firnline.stores.audit import Actor
 from firnline.stores.tiers import Tiers
 from firnline.types import Clock, EntryRef, Ids, Json, RandomIds
 
@@ -41,6 +43,7 @@ class OpenPipeline:
     clock: Clock
     ids: Ids
     recorder: Recorder
+    actor: Actor | None = None  # who acts through this process, for the audit trail; None: its user
 
     @property
     def deciding(self) -> Sink:
@@ -145,6 +148,7 @@ def open_pipeline(
     clock: Clock | None = None,
     ids: Ids | None = None,
     strict_store: bool = False,
+    actor: Actor | None = None,
 ) -> OpenPipeline:
     """Open a pipeline. Reads and writes nothing yet.
 
@@ -159,9 +163,8 @@ def open_pipeline(
     sources = _open_sources(options, once, moved)
     recorder = Recorder(options, ledger, clock, storage.root, strict_store=strict_store)
     sinks = _open_sinks(options, ledger, clock, sources, recorder, WORK_SECONDS)
-    return OpenPipeline(
-        options, sources, sinks, ledger, storage, Requests(storage, options.name), clock, ids or RandomIds(), recorder
-    )
+    requests = Requests(storage, options.name)
+    return OpenPipeline(options, sources, sinks, ledger, storage, requests, clock, ids or RandomIds(), recorder, actor)
 
 
 def _open_sinks(
@@ -237,7 +240,22 @@ def _open_sources(options: PipelineOptions, once: bool, moved: tuple[str, str] |
     guarded = [GuardedSource(source, one.type) for source, one in zip(found, options.sources, strict=True)]
     sources = Sources(guarded, once=once)
     _check_ports(options, sources)
+    for source in sources:
+        source.watch_keys(_upserted_ports(options, source.name))
     return sources
+
+
+def _upserted_ports(options: PipelineOptions, source: str) -> list[str]:
+    """Return the ports of many tables of a source that sinks upsert."""
+    reads = [find_source(options, sink_input(options, one)) for one in options.sinks if one.write == "upsert"]
+    return [port for one, port in filter(None, reads) if one.name == source and names_tables(port)]
+
+
+def _port_hint(source: Source, port: str) -> str:
+    known = source.known_ports()
+    close = difflib.get_close_matches(port, known, n=1)
+    meant = f"Did you mean {port_name(source.name, close[0])}? " if close else ""
+    return f"{meant}Read one of these: {', '.join(port_name(source.name, one) for one in known)}."
 
 
 def _check_ports(options: PipelineOptions, sources: Sources) -> None:
@@ -250,5 +268,5 @@ def _check_ports(options: PipelineOptions, sources: Sources) -> None:
         raise ConfigError(
             f'{edge.target.kind} "{edge.target.name}" reads "{port_name(source.name, edge.port)}", '
             f'but source "{source.name}" has no {port}',
-            hint=f"Read one of these: {', '.join(port_name(source.name, known) for known in source.ports)}.",
+            hint=_port_hint(source, edge.port),
         )

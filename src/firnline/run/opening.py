@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,16 +27,18 @@ from firnline.graph import decided_input, find_source, operator_ports, sink_inpu
 from firnline.names import GENERATION_LEAP
 from firnline.options import PipelineOptions
 from firnline.run.commits import staged_for
-from firnline.run.fill import check_new, decide_fills, find_new
+from firnline.run.fill import check_new, decide_fills
 from firnline.run.followers import begins_now, join
-from firnline.run.joining import ahead_of, check_new_sinks, prove_on_chain
+from firnline.run.joining import ahead_of, prove_on_chain
+from firnline.run.new_tables import ask_for_rows, find_new_tables, first_entry
 from firnline.run.outbox import count_spare
 from firnline.run.progress import Base
 from firnline.run.rerun import Rerun
 from firnline.run.restore_state import check_operators, known_watermarks
 from firnline.run.steps import RunContext
+from firnline.run.topology import check_hold
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import check_known, find_away, find_filling, known_sinks
+from firnline.sinks.known import check_known, find_away, find_filling, find_new, known_sinks
 from firnline.sources.columns import columns_from_json, declared
 from firnline.types import Json
 
@@ -97,19 +100,21 @@ class Opening:
         away = find_away(held.checkpoint, self._pipeline.options.followers)
         _check_quorum(self._pipeline.options, len(self._others) + 1, away)
         check_new(self._pipeline, held)
+        heads: dict[str, Head] = {}
         for sink in self._others:
             if sink.name in away:
                 epochs[sink.name] = 0  # it counts nowhere
                 logger.warning("sink is set aside", extra={"sink": sink.name, "reason": away[sink.name]})
                 continue
             try:
-                epochs[sink.name] = self._read_further(sink, held)
+                heads[sink.name] = sink.load()
+                epochs[sink.name] = self._read_further(sink, heads[sink.name], held)
             except (FirnlineError, OSError) as error:  # it lags until it can be joined
                 if sink.required and not isinstance(error, LAGGING):
                     raise
                 logger.warning("sink could not be read", extra={"sink": sink.name, "reason": str(error)})
                 self.unread[sink.name] = str(error)
-        check_new_sinks(self._pipeline, held.entry, epochs)
+        find_new_tables(self._pipeline, held, heads)  # raises if one cannot join
         unknown = held.checkpoint is None and progress.baseline is None
         if unknown:
             self._check_others_know_nothing(epochs)
@@ -137,16 +142,16 @@ class Opening:
         new = [one.name for one in find_new(options, held.checkpoint)]
         return [*find_filling(held.checkpoint, options.followers), *new]
 
-    def _read_further(self, sink: Sink, decided: Head) -> int:
+    def _read_further(self, sink: Sink, held: Head, decided: Head) -> int:
         """Return the epoch of a further sink. It is on the decided chain, or a history edit leads to that chain."""
-        held = sink.load()
         if held.epoch > decided.epoch:  # another run is active, and both sinks moved since
             decided = self._pipeline.deciding.load()
         tip = decided.entry
         if begins_now(self._pipeline, sink, held, decided):
             return decided.epoch
         if tip is None or held.epoch == 0:
-            return held.epoch
+            first = first_entry(self._pipeline, sink, held, decided)
+            return first.epoch if first is not None else held.epoch
         if not any(entry.is_history_edit for entry, _ in ahead_of(self._pipeline, tip, held.epoch, sink.name)):
             prove_on_chain(self._pipeline, sink.name, held, tip)
         return held.epoch
@@ -191,7 +196,8 @@ class Opening:
             raise StoreAheadError(
                 f"sink {name!r} holds epoch {epoch}, but {self._pipeline.storage.root}, which decides, knows nothing",
                 hint=f"Bring {self._pipeline.decided_in} back. If `home`, the order of the sinks, `required` or a "
-                "table in the spec was changed, change it back: what decided so far goes on deciding."
+                "table in the spec was changed, change it back: what decided so far goes on deciding. A table that was "
+                "added needs `start` in the spec (now, or snapshot): then it does not decide."
                 + (" " + RECOVER_HINT if self._pipeline.options.journal is not None else ""),
                 epoch=epoch,
             )
@@ -233,7 +239,9 @@ class Opening:
             held = self._claim_onto_baseline()
         else:
             held = sink.claim(self._run, again=again)
+        check_hold(self._pipeline)
         recorder.claimed(held, self._run)
+        ask_for_rows(self._pipeline, held, self._read_heads)
         held = decide_fills(self._pipeline, held, self._run, held.generation)
         self._progress.generation = held.generation
         base = self._set_tip(held)
@@ -250,6 +258,15 @@ class Opening:
                 sink.check_columns(declared(*port))
         away = find_away(held.checkpoint, self._pipeline.options.followers)
         return m.Claimed(held.epoch, held.attempt, held.committed, tuple(away), tuple(self._find_filled(held)))
+
+    def _read_heads(self) -> dict[str, Head]:
+        """Return the heads of the further tables that can be read."""
+        heads: dict[str, Head] = {}
+        for sink in self._others:
+            with contextlib.suppress(FirnlineError, OSError):
+                if not sink.capabilities.fed_from_outbox:
+                    heads[sink.name] = sink.load()
+        return heads
 
     def _claim_onto_baseline(self) -> Head:
         """Claim onto the version that has the other tool's progress. If the table moved, read the progress again."""
@@ -296,6 +313,7 @@ class Opening:
             table=None,
             watermarks=known_watermarks(self._jobs.flow, checkpoint),
             snapshots=dict(checkpoint.state) if checkpoint else {},
+            topology=dict(checkpoint.topology) if checkpoint else {},
         )
         self.learn_columns(base)
         progress.bases[checkpoint.attempt if checkpoint else ""] = base

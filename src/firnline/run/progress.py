@@ -47,6 +47,7 @@ class Base:
     state: dict[str, OperatorState] = field(default_factory=dict)  # of each operator
     watermarks: Watermarks = field(default_factory=Watermarks)
     snapshots: dict[str, Json] = field(default_factory=dict)  # where each operator's newest complete snapshot lies
+    topology: dict[str, Json] = field(default_factory=dict)  # the snapshots of topologies that it has recorded
     missing_epochs: list[MissingEpoch] = field(default_factory=list)  # epochs that the state lacks, oldest first
 
 
@@ -60,6 +61,7 @@ class EpochInFlight:
     plan: EpochPlan
     epoch_time: str  # RFC 3339: the value of `epoch_time()`, also on every replay
     requests: list[FileRequest]  # that its plan answers
+    topology: dict[str, Json] = field(default_factory=dict)  # what its checkpoint remembers of topologies' snapshots
     produced: Produced = field(default_factory=Produced)
     operators: dict[str, dict[str, Json]] = field(default_factory=dict)  # what each did, for people
     advanced: tuple[Positions, Records] | None = None  # see `advance`

@@ -75,7 +75,7 @@ class Recorder:
         self, options: PipelineOptions, ledger: Ledger, clock: Clock, location: str, *, strict_store: bool = False
     ) -> None:
         self._clock = clock
-        self._check = CopyCheck(options.name, location)
+        self._check = CopyCheck(options.name, options.deciding.name, location)
         self._on_change: Callable[[], None] = _ignore
         self.store, local, remote = open_copy_stores(options)
         kept = options.checkpoint.store.keep_versions if options.checkpoint.store else CATCH_UP_EPOCHS

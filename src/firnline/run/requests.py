@@ -68,13 +68,13 @@ class Requests:
         body = {"kind": "replay", "path": "", "changed": False, "source": source, "discard": discard}
         self._put({**body, "files": list(files)}, ids)
 
-    def ask_snapshot(self, table: str, source: str, *, where: str, empties: bool, ids: Ids) -> None:
-        """Request another read of the rows of a table, while its changes go on."""
+    def ask_snapshot(self, table: str, source: str, *, where: str, empties: bool, ids: Ids, name: str = "") -> None:
+        """Request another read of the rows of a table, while its changes go on. One with a `name` is asked for once."""
         body = {"kind": "snapshot", "path": table, "changed": False, "source": source}
-        self._put({**body, "where": where, "empties": empties}, ids)
+        self._put({**body, "where": where, "empties": empties}, ids, name)
 
-    def _put(self, body: dict[str, Json], ids: Ids) -> None:
-        self._storage.put(f"{self._folder}/{request_name(ids.new())}", canonical(seal(body)))
+    def _put(self, body: dict[str, Json], ids: Ids, name: str = "") -> None:
+        self._storage.put(f"{self._folder}/{request_name(name or ids.new())}", canonical(seal(body)))
 
     def load(self) -> list[FileRequest]:
         """Return the pending requests. Unreadable ones are left alone."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 
+from firnline.clock import jitter
 from firnline.epoch import messages as m
 from firnline.epoch.decide import EpochState, Policy, Settings, initial, step
 from firnline.errors import (
@@ -27,6 +28,7 @@ from firnline.errors import (
     SourceError,
     StagingError,
     find_denied,
+    hint_at_full_disk,
 )
 from firnline.jobs.engine import Engine
 from firnline.jobs.heartbeat import WorkerLosses
@@ -56,6 +58,7 @@ SLOW_PLAN_SECONDS = 0.5  # a `once` run that plans longer than this probably has
 SWEEP_EVERY = 32  # epochs between two sweeps of state
 LOG_TIMER = "\0log"  # no sink has this name
 NO_RECORD = (0, FencedError.exit_code, AlreadyRunningError.exit_code)  # of a run that did not claim
+AWAY_SECONDS = 60.0  # between two warnings of a source that cannot be reached
 LOG_SECONDS = 10.0  # between two measurements of how far sources are behind the logs of their servers
 FLUSH_SECONDS = 10.0  # a requested checkpoint waits at most this long for each tier
 
@@ -122,12 +125,14 @@ class Runner:
         *,
         once: bool = False,
         accept_duplicates: bool = False,
+        supervised: bool = False,
     ) -> None:
         self.run_id = pipeline.ids.new()
         self.stop_requested = False  # by a person; the end of a run by itself is none
         self._pipeline = pipeline
         self._observer = observer or Observer()
         self._once = once
+        self._supervised = supervised
         self._engine = engine
         self._before_claim: Callable[[], None] = lambda: None
         # SimpleQueue: a signal handler may put while the same thread is inside get.
@@ -173,6 +178,7 @@ class Runner:
         self._sink_failures: dict[str, int] = {}  # in a row, of optional sinks
         self._sinks_failing: dict[str, str] = {}  # why the last attempt to join or commit failed
         self._unreachable: dict[str, str | None] = {}  # by source, why its input cannot be seen
+        self._away: dict[str, tuple[float, float]] = {}  # those sources: since when, and when it was logged last
         self._logs_due_at = float("-inf")  # when the lag of sources with a log is measured again
         self._alarms: dict[str, bool] = {}  # by source with a log: whether an alarm was logged
         self._unmeasured: set[str] = set()  # sources with a log whose lag is unknown, which was logged
@@ -298,7 +304,7 @@ class Runner:
                 self._observer.left_staged(waiting, self._pipeline.storage.root, behind)
             if self._sinks_failing:  # the failure that ended the run is among them
                 self._log.note(sinks_failing=dict(self._sinks_failing))
-            self._log.close(exit_code, self._error, add=self._is_failed_start(exit_code))
+            self._log.close(exit_code, self._error, add=self._supervised or self._is_failed_start(exit_code))
             self._observer.stopped(exit_code)
         error = self._error if exit_code else None
         totals = self._totals
@@ -309,7 +315,8 @@ class Runner:
     def _is_failed_start(self, exit_code: int) -> bool:
         """Whether the run failed before its claim, on a table that exists: `status` then shows why.
 
-        A run that another one refused leaves no record, and nothing is written where a table is missing.
+        A run that another one refused leaves no record, and nothing is written where a table is missing. (The end of
+        a supervised run is always recorded: the service reads it there if nobody else saw it.)
         """
         return exit_code not in NO_RECORD and self._progress.head.exists
 
@@ -450,7 +457,7 @@ class Runner:
             return poll if young is None else min(poll, max(young.seconds, MIN_POLL_SECONDS))
         restart = self._pipeline.options.restart
         delay = min(restart.backoff_secs * 2.0 ** min(failures - 1, 64), restart.max_backoff_secs)
-        return delay * random.uniform(0.8, 1.2)
+        return delay * jitter(0.8, 1.2)
 
     def _on(self, lane: str, action: m.Action, work: Callable[[], m.Event | None]) -> None:
         """Perform an action on its lane. Its answer, or the event for its failure, comes back as an event."""
@@ -503,6 +510,7 @@ class Runner:
 
         After a commit the sink must be asked first, and an optional sink or a copy holds up nothing.
         """
+        hint_at_full_disk(error)
         if isinstance(action, m.Commit | m.FindReceipt | m.Record | m.Acknowledge | m.WatchLog):
             return error
         if error.fields.get("optional") or (
@@ -597,15 +605,20 @@ class Runner:
     def _report_sources(self) -> None:
         """Report, from the source lane, sources that cannot be reached now, and those that can be again."""
         before, now = self._unreachable, self._pipeline.sources.unreachable()
-        if now == before:
-            return
+        moment = self._pipeline.clock.monotonic()
         for name, reason in now.items():
-            if reason and reason != before.get(name):
-                logger.warning("%s; waiting for it", reason, extra={"source": name})
-            elif not reason and before.get(name):
-                logger.warning("the source can be read again", extra={"source": name})
-        self._unreachable = now
-        self._inbox.put(_Note(lambda: self._observer.sources(now)))
+            since, warned_at = self._away.get(name, (moment, -math.inf))
+            if reason and moment - warned_at >= AWAY_SECONDS:
+                text = f"; waiting for it for {moment - since:.0f} s" if name in self._away else "; waiting for it"
+                logger.warning("%s%s", reason, text, extra={"source": name})
+                self._away[name] = (since, moment)
+            elif not reason and name in self._away:
+                del self._away[name]
+                after = f", after {moment - since:.0f} s" if moment - since >= 1 else ""
+                logger.warning("the source can be read again%s", after, extra={"source": name})
+        if now != before:
+            self._unreachable = now
+            self._inbox.put(_Note(lambda: self._observer.sources(now)))
 
     @property
     def _awaits_all_input(self) -> bool:
@@ -678,7 +691,7 @@ class Runner:
             lags = self._pipeline.sources.log_lags(positions)
             for name, lag in lags.items():
                 if lag.unknown:
-                    if name not in self._unmeasured:
+                    if name not in self._unmeasured and not lag.is_away:
                         logger.warning("the lag is unknown", extra={"source": name, "reason": lag.unknown})
                     self._unmeasured.add(name)
                     continue
@@ -832,7 +845,7 @@ class Runner:
 
     def _report_idle(self) -> None:
         """Report that everything is read, once nothing is in flight. A plan may find nothing while an epoch commits."""
-        if self._state.polling and not self._state.slots:
+        if self._state.polling and not self._state.slots and not self._pipeline.sources.is_reading():
             self._observer.idle()
 
     def _record_facts(self) -> dict[str, Json]:
@@ -857,6 +870,8 @@ class Runner:
                 inflight = self._progress.epochs.get(attempt)
                 took_ms = inflight.durations_ms.get("run", 0) if inflight is not None else 0
                 self._observer.ran(epoch, took_ms / 1000)
+            case m.Recorded(epoch):
+                self._observer.recorded(epoch)
 
     def _decided(self, event: m.Committed) -> None:
         """React to a new epoch in the deciding sink."""
@@ -877,7 +892,11 @@ class Runner:
         facts = self._steps.facts(inflight, receipt)
         self._totals.rows += facts.rows
         self._totals.files += facts.files - facts.files_again
-        totals = asdict(self._totals)
+        totals = {
+            **asdict(self._totals),
+            "last_commit_at": self._pipeline.clock.now().isoformat(),
+            "lag_seconds": round(facts.lag_seconds, 3),
+        }
         self._aside("stage", lambda: self._log.note(epoch=facts.epoch, **totals))
         self._observer.committed(facts)
         if len(self._pipeline.options.sources) > 1:

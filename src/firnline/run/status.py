@@ -184,6 +184,8 @@ class RunHistory:
             "files": 0,
             "records": 0,
             "rows": 0,
+            "last_commit_at": None,
+            "lag_seconds": None,  # of the newest epoch: from the arrival of its oldest input to the commit
             "error": None,  # why the run failed: at, code, message, hint
             "worker_losses": 0,
             "last_worker_loss": None,  # epoch, reason, shards; took_ms: until an epoch completed again
@@ -293,24 +295,41 @@ def _only_logged() -> Iterator[None]:
         logger.warning("run history not written", extra={"reason": str(error)})
 
 
-def load_runs(storage: Storage, pipeline: str) -> list[dict[str, Json]]:
-    """Return the runs of the history, newest first. Unreadable records are skipped."""
-    found = []
-    for stat in storage.list(runs_folder(pipeline)):
-        name = stat.name.rsplit("/", 1)[-1]
+def load_runs(storage: Storage, pipeline: str, limit: int | None = None) -> list[dict[str, Json]]:
+    """Return the runs of the history, at most `limit`, newest first. Unreadable records are skipped."""
+    folder = runs_folder(pipeline)
+    names = sorted((stat.name.rsplit("/", 1)[-1] for stat in storage.list(folder)), reverse=True)
+    found: list[dict[str, Json]] = []
+    for name in names:
         if name.startswith("."):
             continue
-        try:
-            data = storage.get(f"{runs_folder(pipeline)}/{name}")
-            found.append(unseal(parse(data, name), name))
-        except (DamagedError, FileNotFoundError):
-            continue
+        if limit is not None and len(found) >= limit:
+            break
+        with contextlib.suppress(DamagedError, FileNotFoundError):
+            found.append(unseal(parse(storage.get(f"{folder}/{name}"), name), name))
     return sorted(found, key=lambda r: str(r["started_at"]), reverse=True)
 
 
 def has_died(run: dict[str, Json]) -> bool:
     """Return whether a run without a recorded end is dead. Only its own host can tell."""
     return bool(run["status"] == "running") and has_exited(str(run["host"]), int(run["pid"]))
+
+
+def find_state(runs: Sequence[Mapping[str, Json]], control: Mapping[str, Json] | None) -> str:
+    """Return the state word of a pipeline, from its history of runs, newest first, and the answer of a live run."""
+    # A run that answers is newer than any record: it may not have written its own yet.
+    if control and control["state"] != "ended":
+        return str(control["state"])
+    if not runs:
+        return "new"
+    running = runs[0]["status"] == "running"
+    return "paused" if running and runs[0].get("paused") else str(runs[0]["status"])
+
+
+def load_runs_marked(storage: Storage, pipeline: str, limit: int | None = None) -> list[dict[str, Json]]:
+    """Return the runs like `load_runs`, with the status `died` for those that ended without a record."""
+    runs = load_runs(storage, pipeline, limit)
+    return [{**run, "status": "died"} if has_died(run) else run for run in runs]
 
 
 DIED: dict[str, Json] = {

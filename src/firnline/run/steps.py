@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ from firnline.run.read_again import Judged, ReadAgain, is_up_to_date
 from firnline.run.requests import FileRequest
 from firnline.run.rerun import Rerun
 from firnline.run.status import RunLog
+from firnline.run.topology import Taking, TopologySnapshots
 from firnline.run.upkeep import Upkeep
 from firnline.schema import merge, schema_from_json, schema_to_json, widen, wider_columns
 from firnline.sinks.base import Sink
@@ -63,6 +64,7 @@ from firnline.sinks.outbox import release
 from firnline.sinks.parking import is_parked
 from firnline.sinks.shaping import check_settings, find_unknown_columns
 from firnline.sources.group import EpochPlan, Positions
+from firnline.topology.records import remember
 from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
@@ -135,6 +137,10 @@ class Steps:
         self._rerun = Rerun(context.pipeline, context.progress, context.jobs)
         self._filling = Filling(context.pipeline, context.progress, self._rerun)
         self._passed_on: set[str] = set()  # requests that the sources know, by path or name
+        home = context.pipeline.options.home
+        self._snapshots = TopologySnapshots(
+            context.pipeline.storage, context.pipeline.options.name, home.storage_options, context.pipeline.clock
+        )
         self._learn_columns = learn_columns
         self._restaged: Restaged = {}
         self._on_lost = on_lost
@@ -154,22 +160,32 @@ class Steps:
         fault_point("epoch.plan.before")
         began = self._pipeline.clock.monotonic()
         before = self._progress.bases[base]
-        if not self._backpressure.wait():
+        if not self._backpressure.wait(lambda: bool(self._snapshots.look(before.topology).asked)):
             return m.NothingToPlan(), None
-        requests = self._open_requests()
+        taking, paused = self._snapshots.look(before.topology), self._backpressure.paused
+        requests, plan = self._open_requests() if not paused else [], None
         try:
-            plan = self._plan_sources(before.positions, self._pass_on(requests, base))
+            if not paused:  # otherwise the epoch only records a snapshot
+                plan = self._plan_sources(before.positions, self._pass_on(requests, base), taking)
         except SourceError as error:
             if not error.retryable:
                 self._wait_for_epochs()
             raise
-        if plan is None and self._states is not None and self._states.needs_empty_epoch(before):
+        self._drop_refused(requests)
+        markers = taking.choose(plan.markers if plan is not None else ())
+        if markers and self._states is not None:
+            self._states.request_snapshot()
+        if plan is None and (markers or (self._states is not None and self._states.needs_empty_epoch(before))):
             plan = EpochPlan({})
         if plan is None:
             return m.NothingToPlan(), None
         attempt = self._pipeline.ids.new()
         answered = [request for request in requests if self._is_answered(request, before.positions, plan)]
-        inflight = EpochInFlight(epoch, attempt, base, plan, self._pipeline.clock.now().isoformat(), answered)
+        remembered = remember(before.topology, markers, epoch, self._snapshots.find_released(before.topology))
+        began_at = self._pipeline.clock.now().isoformat()
+        inflight = EpochInFlight(epoch, attempt, base, plan, began_at, answered, remembered)
+        for marker in markers:
+            logger.info("topology snapshot recorded", extra={"snapshot": marker.snapshot, "epoch": epoch})
         inflight.durations_ms["plan"] = self._ms_since(began)
         fault_point("epoch.plan.after")
         self._progress.epochs[attempt] = inflight
@@ -194,13 +210,14 @@ class Steps:
             self.finish_requests(done)
         return [request for request in requests if request not in done]
 
-    def _plan_sources(self, positions: Positions, judged: Mapping[str, Judged]) -> EpochPlan | None:
+    def _plan_sources(self, positions: Positions, judged: Mapping[str, Judged], taking: Taking) -> EpochPlan | None:
         """Return the slices of all sources; never one that answers a request in another way than judged now.
 
         A source that answers late has planned by an earlier judgement.
         """
         sources = self._pipeline.sources
         limits = self._pipeline.limits(self._jobs.engine.parallelism, self._files_per_task)
+        limits = replace(limits, stops_at=taking.stops_at)
         while True:
             plan = sources.plan(positions, limits)
             late = plan.asked_before & set(plan.plans) if plan is not None else ()
@@ -249,6 +266,13 @@ class Steps:
                 facts = {"request": request.id, "records": one.gone}
                 logger.warning("records not read again: they are no longer quarantined", extra=facts)
         return {one.request.id: one for one in found}
+
+    def _drop_refused(self, requests: list[FileRequest]) -> None:
+        """Delete the requests that their sources will never answer."""
+        sources = self._pipeline.sources
+        named = [request for request in requests if request.source in sources.names]
+        if refused := [request for request in named if request.id in sources[request.source].refused()]:
+            self.finish_requests(refused)
 
     def _is_answered(self, request: FileRequest, positions: Positions, plan: EpochPlan) -> bool:
         """Return whether the source of a request has answered it in this plan, even by refusing it."""
@@ -312,6 +336,7 @@ class Steps:
             state=result.state,
             watermarks=result.watermarks,
             snapshots=result.snapshots,
+            topology=inflight.topology,
         )
         fault_point("epoch.run.after")
         return m.Ran(inflight.epoch, attempt)

@@ -1,1 +1,1 @@
-"""Metrics and health over HTTP."""
+"""The service: REST, supervision of runs, access; and the metrics and health of one run."""

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from firnline.errors import ConfigError
+from firnline.http_address import is_loopback_address, without_port
 from firnline.service.health import HealthCheck, Verdict
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Endpoints:
 
     def __init__(self, registry: CollectorRegistry, health: HealthCheck, at: ServeAt) -> None:
         try:
-            family, address = _resolve(at.host)
+            family, address = resolve(at.host)
             if at.token is None and not ipaddress.ip_address(address).is_loopback:
                 raise ConfigError(
                     f"--metrics-host {at.host} is not a loopback address, and needs a token",
@@ -85,7 +86,7 @@ class Endpoints:
         self._thread.join()
 
 
-def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
+def resolve(host: str) -> tuple[socket.AddressFamily, str]:
     """Find the address to listen on; the token rule is about this address, not about the name."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # of `localhost`, 127.0.0.1
@@ -177,10 +178,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _is_loopback_name(header: str) -> bool:
     """Whether a Host header, which may end with a port, names this machine as seen from itself."""
-    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-    if host in ("", "localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
+    host = without_port(header)
+    return host in ("", "localhost") or is_loopback_address(host.removeprefix("[").removesuffix("]"))

@@ -23,6 +23,7 @@ from firnline import __version__
 from firnline.committer.committer import CycleReport
 from firnline.committer.service import CommitterObserver
 from firnline.errors import FirnlineError, LedgerHoleError, SinkError
+from firnline.names import JOURNAL
 from firnline.rescued import MAX_COLUMNS, OTHER_COLUMNS, Rescued
 from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.service.health import CommitterHealth
@@ -76,6 +77,11 @@ class PipelineMetrics(Observer, Collector):
         self._state_bytes: dict[str, int] = {}  # by operator
         self._failed: Counter[str] = Counter()  # failed reads and commits, by sink
         self._sinks: tuple[SinkLag, ...] = ()
+        self._sink_epochs: dict[str, int] = {}  # the newest that each sink holds
+        self._sink_commits: Counter[str] = Counter()
+        self._sink_rows: Counter[str] = Counter()
+        self._sinks_up: dict[str, bool] = {}
+        self._read_at: dict[str, float] = {}  # by source: when an epoch with records of it was committed
         self._replication: Replication | None = None
         self._copies: tuple[Replication, ...] = ()
         self._sources_up: dict[str, bool] = {}
@@ -112,6 +118,9 @@ class PipelineMetrics(Observer, Collector):
             }
             self._durations.add(took_ms(facts.durations_ms) / 1000)
             self._source_records.update(facts.sources)
+            self._read_at |= {source: self._monotonic() for source, records in facts.sources.items() if records}
+            self._sink_rows.update(facts.sink_rows or {facts.rows_in or facts.sink: facts.rows})
+            self._sink_holds(facts.sink, facts.epoch)
             for name, did in facts.operators.items():
                 self._folded(name, did)
             if "checkpoint" in facts.durations_ms:
@@ -124,8 +133,19 @@ class PipelineMetrics(Observer, Collector):
             else:
                 self._visible(facts.epoch, facts.lag_seconds, 1)
 
+    def delivered(self, sink: str, epoch: int) -> None:
+        with self._lock:
+            self._sink_holds(sink, epoch)
+
+    def _sink_holds(self, sink: str, epoch: int) -> None:
+        if sink != JOURNAL:  # it is no sink of the spec; `firnline_epoch` is its epoch
+            self._sink_epochs[sink] = epoch
+            self._sink_commits[sink] += 1
+            self._sinks_up[sink] = True
+
     def sinks(self, lags: Sequence[SinkLag]) -> None:
         with self._lock:
+            self._sink_epochs |= {lag.sink: lag.epoch for lag in lags}
             self._sinks = tuple(lags)
             self._failed.update(dict.fromkeys((lag.sink for lag in lags), 0))
 
@@ -140,8 +160,8 @@ class PipelineMetrics(Observer, Collector):
     def _add_rescued(self, rescued: Sequence[Rescued]) -> None:
         """Count values by column; columns beyond the first `MAX_COLUMNS` share one label."""
         for one in rescued:
-            known = one.column in self._rescued or len(self._rescued) < MAX_COLUMNS
-            self._rescued[one.column if known else OTHER_COLUMNS] += one.values
+            known = one.name in self._rescued or len(self._rescued) < MAX_COLUMNS
+            self._rescued[one.name if known else OTHER_COLUMNS] += one.values
 
     def log_committed(self, epoch: int) -> None:
         with self._lock:
@@ -202,7 +222,10 @@ class PipelineMetrics(Observer, Collector):
     def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         with self._lock:
             if isinstance(error, SinkError):
-                self._failed[str(error.fields.get("sink") or "")] += 1
+                sink = str(error.fields.get("sink") or "")
+                self._failed[sink] += 1
+                if sink not in ("", JOURNAL):
+                    self._sinks_up[sink] = False
 
     def resting(self, seconds: float, failures: int, optional: str = "") -> None:
         if not optional:
@@ -220,7 +243,7 @@ class PipelineMetrics(Observer, Collector):
                 self._state_gauge(),
                 *self._copy_gauges(),
                 *self._sink_gauges(),
-                self._source_gauge(),
+                *self._source_gauges(),
                 *self._log_gauges(),
             ]
             families += [*self._histograms(), self._build_info()]
@@ -251,6 +274,8 @@ class PipelineMetrics(Observer, Collector):
                 "Records of committed or staged epochs, by source.",
                 self._source_records,
             ),
+            ("sink_commits", "sink", "Epochs that the sink took.", self._sink_commits),
+            ("sink_rows", "sink", "Rows of decided epochs for the sink, before its `where`.", self._sink_rows),
             ("batch_commit_failed", "sink", "Failed reads and commits of a sink.", self._failed),
             ("late_rows", "operator", "Rows that arrived after their window had closed.", self._late_rows),
             ("state_keys_changed", "operator", "Keys whose state was changed or removed.", self._keys_changed),
@@ -327,12 +352,26 @@ class PipelineMetrics(Observer, Collector):
                 family.add_metric([self._pipeline, lag.sink], value)
             yield family
 
-    def _source_gauge(self) -> Metric:
+        for name, text, by_sink in (
+            ("epoch", "The newest epoch that the sink holds.", self._sink_epochs),
+            ("up", "1 if the last commit or read of the sink succeeded.", self._sinks_up),
+        ):
+            family = GaugeMetricFamily(f"firnline_sink_{name}", text, labels=["pipeline", "sink"])
+            for sink, number in sorted(by_sink.items()):
+                family.add_metric([self._pipeline, sink], int(number))
+            yield family
+
+    def _source_gauges(self) -> Iterator[Metric]:
         text = "1 if the source can be read, 0 if its folder is gone."
         family = GaugeMetricFamily("firnline_source_up", text, labels=["pipeline", "source"])
         for name, is_up in self._sources_up.items():
             family.add_metric([self._pipeline, name], int(is_up))
-        return family
+        yield family
+        text = "Time since the last commit with records of the source."
+        family = GaugeMetricFamily("firnline_source_idle_seconds", text, labels=["pipeline", "source"])
+        for name, at in sorted(self._read_at.items()):
+            family.add_metric([self._pipeline, name], self._monotonic() - at)
+        yield family
 
     def _log_gauges(self) -> Iterator[Metric]:
         for name, text, value in (

@@ -212,6 +212,7 @@ class SinkReturn:
     columns_removed: list[str] = field(default_factory=list)
     properties_changed: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # others that changed rows since
+    foreign_commits: int = 0  # of these others
     left: bool = False
     restored: tuple[str, ...] = ()  # the files that come back
 
@@ -233,6 +234,11 @@ class LoggedCommit:
     epoch: int | None  # the sink's epoch after the commit; None for a claim. Also known if `info` is unreadable
     info: dict[str, Json]  # kind, epoch, entry, previous, checkpoint, rows, size_bytes, jump, units, as far as known
     problem: str = ""  # why `info` is unreadable, and therefore empty
+
+
+def find_birth(info: Mapping[str, Json] | None) -> int:
+    """Return the epoch after which a table begins that was added later, from the commit that says so; else 0."""
+    return int(((info or {}).get("baseline") or {}).get("epoch", 0))
 
 
 # -- tasks ------------------------------------------------------------------------------------------------
@@ -298,6 +304,7 @@ class Sink(ABC):
     required: bool
     uri: str  # its location, for messages; without credentials
     former_name: str = ""  # the name that older epochs staged its rows under, if it was renamed
+    can_empty: bool = True  # upsert: a change row can empty the target
     storage: Storage | None = None  # the location of its files, if it has files; pins and a ledger may be there, too
 
     # -- the head -----------------------------------------------------------------------------------------
@@ -398,7 +405,8 @@ class Sink(ABC):
             run: The run that claims.
             generation: None takes the next free one (the deciding sink). A further sink registers the given one, unless
                 it has a newer one.
-            baseline: The ledger entry of what another tool had committed, read from version `onto`.
+            baseline: The ledger entry of what another tool had committed, read from version `onto`. For a further sink
+                without a head: the entry after which it begins.
             onto: See `baseline`.
             again: The run has claimed before, and may only claim again if no other run has since.
             decided: For a further sink that has pending epochs: it adopts only those whose entry was decided.

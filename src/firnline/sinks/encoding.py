@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -148,6 +147,8 @@ def _lists(lengths: pa.Array, values: pa.Array) -> pa.Array:
 
 def _base64(column: pa.Array) -> pa.Array:
     """Return bytes in base64."""
+    import duckdb  # a library of this size is loaded by those who write binary columns alone
+
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
         connection.register("binaries", pa.table({"b": column.cast(pa.binary())}))
         found = connection.execute("SELECT to_base64(b) AS t FROM binaries").to_arrow_table()

@@ -55,6 +55,7 @@ from firnline.sinks.base import (
 from firnline.sinks.changes import find_truncates
 from firnline.sinks.dead_letters import DeadLetter, DeadLetters
 from firnline.sinks.encoding import encode_rows
+from firnline.sinks.known import COPY
 from firnline.sinks.outbox import KEY, find_missing
 from firnline.sinks.outbox_rows import outbox_target, read_outbox
 from firnline.sinks.shaping import RowShape, ShapedRows
@@ -63,7 +64,6 @@ from firnline.storage import Storage, open_storage
 from firnline.types import EntryRef, Json, Receipt
 
 logger = logging.getLogger(__name__)
-COPY = "copy"  # in the shape of an epoch: its rows for the sink are a copy of a table
 
 
 def unseal_head(value: Json, what: str) -> dict[str, Json]:
@@ -230,7 +230,12 @@ class EpochRows:
         return [DeadLetter(number, reason, json.loads(text)) for number, text in zip(bad, texts, strict=True)]
 
     def find_lacking(
-        self, needed: Collection[str] = (), *, keeps_old: bool = False, can_empty: bool = False
+        self,
+        needed: Collection[str] = (),
+        *,
+        keeps_old: bool = False,
+        can_empty: bool = False,
+        moves: Collection[str] | None = None,
     ) -> list[DeadLetter]:
         """Return the change rows that an upsert cannot apply, as bad rows.
 
@@ -238,6 +243,8 @@ class EpochRows:
             needed: Columns without whose values no row can be written.
             keeps_old: Whether other columns keep their old values where a change row has none.
             can_empty: Whether the sink can empty its target.
+            moves: Columns with one value in all rows of a target, within which a row whose key changes takes its old
+                values along; None if it never does.
 
         Raises:
             DamagedError: a file of the outbox is missing or damaged.
@@ -247,6 +254,7 @@ class EpochRows:
         judged = pa.array(sorted(self.shape.condition_columns), pa.string())
         wanted = pa.array(sorted(needed), pa.string())
         reasons: dict[int, str] = {}
+        homes = _Homes(moves) if moves is not None and MOVED in self.schema.names else None
         for part in replace(self, shape=RowShape()).read():
             lacks, fulfils = part.batch.column(MISSING), self.shape.fulfils(part.batch, lenient=True)
             empties = find_truncates(part.batch)
@@ -259,7 +267,9 @@ class EpochRows:
             lost = pc.and_(delivered, pc.is_in(plain, wanted)) if keeps_old else delivered
             lost = pc.or_(lost, pc.is_in(plain, judged))  # then nobody knows whether the row fulfils the condition
             if MOVED in self.schema.names:  # the values are those of another key, which is deleted
-                lost = pc.or_(lost, pc.and_(delivered, part.batch.column(MOVED).fill_null(False).take(owners)))
+                moved = part.batch.column(MOVED).fill_null(False)
+                moved = pc.and_not(moved, homes.find(part, fulfils)) if homes is not None else moved
+                lost = pc.or_(lost, pc.and_(delivered, moved.take(owners)))
             found: dict[int, list[str]] = {}
             for number, name in zip(
                 part.numbers.take(owners.filter(lost)).to_pylist(), names.filter(lost).to_pylist(), strict=True
@@ -320,6 +330,37 @@ class EpochRows:
         )
 
 
+_LACKING_HINT = (
+    "Let the server log whole rows from now on (PostgreSQL: ALTER TABLE ... REPLICA IDENTITY FULL; MySQL and MariaDB: "
+    "SET GLOBAL binlog_row_image = 'FULL'), and copy the sink anew from a Delta table of the pipeline that has these "
+    "rows: firnline sinks resync {sink} --from SINK --yes"
+)
+
+
+class _Homes:
+    """Finds, batch by batch, rows whose row before is delivered into the same target."""
+
+    def __init__(self, columns: Collection[str]) -> None:
+        self._columns = sorted(columns)
+        self._last: tuple[int, list[pa.Array]] = (-2, [])  # the last row that is delivered: its number and its target
+
+    def find(self, part: ShapedRows, fulfils: pa.Array) -> pa.Array:
+        """Return which rows of the next batch directly follow a delivered row of their target."""
+        kept = part.numbers.filter(fulfils)
+        if not len(kept):
+            return pa.repeat(pa.scalar(False), len(part.numbers))
+        number, values = self._last
+        follows = pc.equal(pc.subtract(kept, 1), pa.concat_arrays([pa.array([number], pa.int64()), kept[:-1]]))
+        ends: list[pa.Array] = []
+        for at, name in enumerate(self._columns):
+            column = part.batch.column(name).filter(fulfils).cast(pa.string())
+            before = pa.concat_arrays([values[at] if values else column[:1], column[:-1]])
+            follows = pc.and_(follows, pc.fill_null(pc.equal(column, before), False))
+            ends.append(column[-1:])
+        self._last = (kept[-1].as_py(), ends)
+        return pc.is_in(part.numbers, kept.filter(follows))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochDelivery:
     """One epoch to deliver: its rows, and the heads that go with them."""
@@ -355,10 +396,11 @@ class EpochDelivery:
         """The head once the epoch is complete."""
         return head_after(self.head, self.commit)
 
-    def refuse(self, bad: Sequence[DeadLetter]) -> None:
+    def refuse(self, bad: Sequence[DeadLetter], *, hint: str = "Correct the target") -> None:
         """Take rows out of the delivery that the sink can never hold: they are durable as dead letters on return.
 
-        The caller then delivers the rest; a repeated delivery leaves the same rows out.
+        The caller then delivers the rest; a repeated delivery leaves the same rows out. `hint` says how the sink can
+        hold them after all.
 
         Raises:
             BadRowError: the sink has `on_bad_row: stop`.
@@ -367,7 +409,7 @@ class EpochDelivery:
             first = bad[0]
             raise BadRowError(
                 f"sink {self.rows.sink!r} cannot hold row {self.rows.id_prefix}{first.row}: {first.reason}",
-                hint=f"Correct the target, or set `on_bad_row: dead_letter` on sink {self.rows.sink!r}; "
+                hint=f"{hint}, or set `on_bad_row: dead_letter` on sink {self.rows.sink!r}; "
                 f"`firnline trace {self.rows.id_prefix}{first.row}` shows where the row comes from.",
                 sink=self.rows.sink,
                 epoch=self.rows.epoch,
@@ -449,6 +491,10 @@ class Follower(Sink):
 
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
         """Return whether an upsert with these settings keeps the old values of columns that a change row lacks."""
+        return False
+
+    def moves(self, own: Mapping[str, Json]) -> bool:
+        """Return whether an upsert with these settings gives a row whose key changes the old values that it lacks."""
         return False
 
     def find_caveats(self) -> list[str]:
@@ -575,7 +621,7 @@ class Follower(Sink):
             SchemaError: the columns do not fit. It names the sink, and the ways out of settings that an epoch keeps.
         """
         if self._options.write == "upsert" and (lacking := self._find_lacking(delivery)):
-            delivery.refuse(lacking)
+            delivery.refuse(lacking, hint=_LACKING_HINT.format(sink=self.name))
             return None
         try:
             try:
@@ -603,7 +649,13 @@ class Follower(Sink):
         order = [own["sequence_by"]] if own.get("sequence_by") else []
         named = [name for names in self._options.named_columns.values() for name in names]
         needed = {name.lower() for name in (*named, *own.get("key", ()), *order, *own.get("delete_when", ()))}
-        return delivery.rows.find_lacking(needed, keeps_old=self.keeps_old(own), can_empty=self.can_empty)
+        targets = {name for setting in ("table", "topic") for name in self._options.named_columns.get(setting, ())}
+        return delivery.rows.find_lacking(
+            needed,
+            keeps_old=self.keeps_old(own),
+            can_empty=self.can_empty,
+            moves=targets if self.moves(own) else None,
+        )
 
     def _log_dead_letters(self, delivery: EpochDelivery) -> None:
         """Log how many rows of an epoch the sink refused; they are durable already."""

@@ -67,7 +67,7 @@ class GuardedSink(Sink):
         self.inner = inner
         self.capabilities = inner.capabilities  # type: ignore[misc]  # of the kind of the sink inside
         self.name, self.required, self.uri, self.storage = inner.name, inner.required, inner.uri, inner.storage
-        self.former_name = inner.former_name
+        self.former_name, self.can_empty = inner.former_name, inner.can_empty
         self._kind = kind
         self._seconds = seconds
         self._until = math.inf

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError
-from firnline.options import FollowerOptions, SinkOptions
+from firnline.options import FollowerOptions, PipelineOptions, SinkOptions
 from firnline.types import Json
 
 BEGINNING = "(beginning)"  # no sink has this name
+COPY = "copy"  # in the shape of an epoch: its rows for the sink are a copy of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,18 @@ def find_filling(checkpoint: Checkpoint | None, followers: Sequence[FollowerOpti
     known = known_sinks(checkpoint)
     found = {one.name: find_known(known, one.name, one.renamed_from) for one in followers}
     return {name: one for name, one in found.items() if one is not None and one.filled_from and not one.set_aside}
+
+
+def find_new(options: PipelineOptions, checkpoint: Checkpoint | None) -> list[FollowerOptions]:
+    """Return the followers that are to get what was before them, and of which no checkpoint knows."""
+    if checkpoint is None or checkpoint.epoch == 0:
+        return []
+    known = known_sinks(checkpoint)
+    return [
+        one
+        for one in options.followers
+        if (one.copy_from or one.start == "beginning") and find_known(known, one.name, one.renamed_from) is None
+    ]
 
 
 def check_known(known: Mapping[str, KnownSink], followers: Sequence[FollowerOptions]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,9 @@ from firnline.options import MISSING, MOVED, OP, SEQUENCE, FollowerOptions
 from firnline.sinks.changes import find_truncates
 from firnline.sinks.table_rows import TABLE_COLUMN, SourceTable, table_of
 from firnline.types import Json
+
+if TYPE_CHECKING:  # a library of this size is loaded by those who have a condition or masked values alone
+    import duckdb
 
 REDACTED = "***"
 
@@ -143,6 +146,8 @@ class RowShape:
 
     def _select_where(self, batch: pa.RecordBatch, expression: str) -> pa.Array:
         """Return a truth for each row."""
+        import duckdb
+
         rows = pa.table([unsliced(column) for column in batch.columns], names=batch.schema.names)
         try:
             with _connect() as connection:
@@ -229,6 +234,8 @@ def _hashed(column: pa.Array) -> pa.Array:
 
 def _connect() -> duckdb.DuckDBPyConnection:
     """Open a database in memory that keeps the order of rows and reads no file; times are in UTC."""
+    import duckdb
+
     connection = duckdb.connect(":memory:", config={"threads": "1"})
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_external_access = false")

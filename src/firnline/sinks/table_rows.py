@@ -28,6 +28,7 @@ class SourceTable:
     name: str
     is_in_default: bool  # whether it lies in the default schema
     key: tuple[str, ...] | None  # empty: its rows have none; None: the rows do not say
+    anew: bool = False  # of the row that empties it: a snapshot begins here, and all of its rows come again
 
     @property
     def full_name(self) -> str:
@@ -37,6 +38,7 @@ class SourceTable:
 def mark_table(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
     """Return rows of a table that say so."""
     facts = [table.schema, table.name, table.is_in_default, list(table.key) if table.key is not None else None]
+    facts += [True] if table.anew else []
     field = pa.field(TABLE_COLUMN, pa.string(), metadata={_FACTS: json.dumps(facts).encode()})
     return batch.append_column(field, pa.repeat(pa.scalar(table.full_name), batch.num_rows))
 
@@ -47,8 +49,8 @@ def table_of(schema: pa.Schema) -> SourceTable | None:
     facts = (schema.field(index).metadata or {}).get(_FACTS) if index >= 0 else None
     if facts is None:
         return None
-    owner, name, is_in_default, key = json.loads(facts)
-    return SourceTable(owner, name, is_in_default, tuple(key) if key is not None else None)
+    owner, name, is_in_default, key, *anew = json.loads(facts)
+    return SourceTable(owner, name, is_in_default, tuple(key) if key is not None else None, bool(anew))
 
 
 def same_columns(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -30,12 +30,12 @@ rows (columns, their types, rescued values) it decides per port. Bad records and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, FirnlineError, SourceGapError
 from firnline.rescued import Rescued
 from firnline.types import Json
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from firnline.sources.columns import Columns
     from firnline.sources.known import KnownFiles
     from firnline.storage import FileStat
+    from firnline.topology.records import Marker
 
 NOT_READ = ("pending", "replayed", "refused")  # statuses of records that tell of no reading of the input itself
 MAIN_PORT = ""  # the output that a source's own name stands for
@@ -56,6 +57,11 @@ def port_name(source: str, port: str) -> str:
 
 
 # -- values -------------------------------------------------------------------------------------------
+
+
+def never_stops(_: Marker) -> bool:
+    """No marker ends a slice: the pipeline takes part in no snapshot of a topology."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Limits:
     files_per_task: int = 1  # Parquet files that a task stages for one table, as far as is known
     any_age: bool = False  # plan input that may be half written, too: only to look at it
     respect_source_tx: bool = True  # keep transactions of the source whole, where it has any
+    stops_at: Callable[[Marker], bool] = never_stops  # whether a slice ends at a marker in a channel, which it reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class SourcePlan:
     size_bytes: int
     constants: tuple[str, ...] = ()  # columns that readers add to the records, the same value in all rows of an input
     notes: dict[str, Any] = field(default_factory=dict)  # the source's own; `late` is the number of late inputs
+    markers: tuple[Marker, ...] = ()  # of a topology's snapshots: the slice ends there
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,7 @@ class LogLag:
     retained_bytes: int | None = None  # of its log, which the server keeps for this reader
     alarm: str | None = None  # why an operator should look at it
     unknown: str | None = None  # why the server does not say it: it is away, or a right was lost
+    is_away: bool = False  # unknown: the server does not answer, as `unreachable` says
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -425,6 +434,10 @@ class Source(ABC):
         """
         return port in self.ports
 
+    def known_ports(self) -> list[str]:
+        """Return the outputs that can be named before the source is read, for people."""
+        return list(self.ports)
+
     # -- positions, for people and other tools --
 
     @property
@@ -487,6 +500,9 @@ class Source(ABC):
             SourceError: the server does not answer.
         """
         return None
+
+    def watch_keys(self, ports: Collection[str]) -> None:  # noqa: B027
+        """Take note of the ports of many tables that sinks upsert: a table whose key changes is read again for them."""
 
     def remarks(self) -> Sequence[str]:
         """Return sentences for `dry-run`: what people should know before a run. Looks, and changes nothing.
@@ -595,9 +611,13 @@ class Source(ABC):
     def unreachable(self) -> str | None:
         """Return why the last plan could not see any input, if the source waits for it instead of failing.
 
-        A run warns when the reason appears and when it is gone, and continues with its other sources.
+        A run warns when a reason appears, once a minute, and when it is gone, and continues with its other sources.
         """
         return None
+
+    def is_reading(self) -> bool:
+        """Return whether there is input that the last plan could not have yet, though nothing new comes."""
+        return False
 
     def give_back(self, plan: SourcePlan) -> bool:
         """Give back a lost epoch in flight. Returns True if `reconcile` must find late input again."""
@@ -637,9 +657,31 @@ class Source(ABC):
         first that empties the table in sinks that hold its state.
         """
 
-    def accept_gap(self) -> None:
-        """Read on where the input begins now, if it does not continue at the position: a person accepts that what lies
-        between is lost. Called before `start`, for one run.
+    def find_gap(self, position: Json) -> SourceGapError | None:
+        """Return why the input does not continue behind a position, and behind what was read and not decided; None if
+        it does. Asks the server. Called while no other run of the pipeline is active.
+
+        Raises:
+            SourceError: the server does not answer, or another reader holds its log.
+        """
+        return None
+
+    def find_losing(self, position: Json, port: str = MAIN_PORT) -> Sequence[CapturedTable]:
+        """Return the tables of a port that lose changes if a gap behind a position is accepted: not those that are read
+        for the first time anyway. Asks the server.
+
+        Raises:
+            SourceError, ConfigError: as `find_captured`.
+        """
+        return []
+
+    def accept_gap(self, reads: Collection[str] = ()) -> None:
+        """Read on where the input begins now, if it does not continue: a person accepts that what lies between is lost.
+        Called before `start`, for one run, and for one gap: of the input that there is when the run begins.
+
+        Args:
+            reads: Tables, by full name, that are emptied and read again behind the gap. Gap and tables become durable
+                at once.
 
         Raises:
             ConfigError: this kind of source cannot.
@@ -670,6 +712,23 @@ class Source(ABC):
         """
         return None
 
+    def table_states(self) -> Mapping[str, Literal["keyed", "unkeyed"]]:
+        """Return the captured tables that exist now, each `keyed` or `unkeyed`. Asks the server.
+
+        Raises:
+            SourceError, ConfigError: the server does not answer.
+        """
+        return {}
+
+    def find_unread(self, position: Json) -> Mapping[str, FirnlineError | None]:
+        """Return the tables whose rows a run behind `position` has still to read, each with the reason why it cannot,
+        such as a right that is missing. Asks the server.
+
+        Raises:
+            SourceError, ConfigError: the server does not answer.
+        """
+        return {}
+
     def answered(self, position: Json) -> frozenset[str]:
         """Return the requests of `reread`, `replay_quarantined` and `snapshot` that a position names as answered.
         Pure."""
@@ -679,6 +738,10 @@ class Source(ABC):
         """Return whether a plan answers a request of `reread`, `replay_quarantined` or `snapshot`, even by refusing
         it."""
         return True
+
+    def refused(self) -> frozenset[str]:
+        """Return the requests of `snapshot` that no plan will answer; the source has logged why. They are dropped."""
+        return frozenset()
 
     def forget_requests(self, names: Iterable[str]) -> None:  # noqa: B027
         """Forget these requests, by path or by request: the epoch that answers them, of this run or another, is

@@ -9,14 +9,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from firnline.ndjson import add_counts, apply_kinds, choose, json_paths, kinds_of
-from firnline.ndjson.decode import BadReason
 from firnline.ndjson.infer import FEW_FRACTIONS, Counts
 from firnline.ndjson.tree import outer_paths
 from firnline.options import SourceOptions
 from firnline.rescued import Rescued
 from firnline.schema import is_json, is_wider, merge, schema_from_json, schema_from_spec, schema_to_json
 from firnline.sources.base import MAIN_PORT, ReadColumns
-from firnline.types import Json
+from firnline.types import BadReason, Json
 
 LINEAGE_TYPES = (pa.string(), pa.int64(), pa.int64())
 IS_DECLARED = "it is declared in the spec"
@@ -38,6 +37,7 @@ class Columns:
     needed: frozenset[str] = frozenset()  # constants: the records of an input without a value there are bad
     may_widen: bool = True  # False: no column of the port ever gets a wider type
     keys: frozenset[str] = frozenset()  # columns by which sinks upsert rows of the port
+    table_key: frozenset[str] = frozenset()  # those that a sink takes from a captured table, as its key was last known
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -52,6 +52,7 @@ class Columns:
             "needed": sorted(self.needed),
             "may_widen": self.may_widen,
             "keys": sorted(self.keys),
+            "table_key": sorted(self.table_key),
         }
 
     @classmethod
@@ -68,6 +69,7 @@ class Columns:
             needed=frozenset(value.get("needed", ())),
             may_widen=bool(value.get("may_widen", True)),
             keys=frozenset(value.get("keys", ())),
+            table_key=frozenset(value.get("table_key", ())),
         )
 
     def find_refusal(self, constants: Mapping[str, str | None]) -> BadReason | None:

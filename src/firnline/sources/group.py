@@ -21,6 +21,7 @@ from firnline.sources import registry
 from firnline.sources.base import Backlog, Limits, LogLag, PositionView, Reconciled, Source, SourcePlan, Split, TooYoung
 from firnline.sources.guard import takes_acknowledgements
 from firnline.sources.known import KnownFiles
+from firnline.topology.records import Marker
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ class EpochPlan:
     def splits(self) -> list[tuple[str, Split]]:
         """Every split with its source, in the order of the sources."""
         return [(name, split) for name, plan in self.plans.items() for split in plan.splits]
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """The markers at which slices end."""
+        return tuple(marker for plan in self.plans.values() for marker in plan.markers)
 
     @property
     def inputs(self) -> Iterator[dict[str, Json]]:
@@ -311,6 +317,10 @@ class Sources:
     def unreachable(self) -> dict[str, str | None]:
         """Return for every source why its last plan could not see any input; None: it could."""
         return {source.name: source.unreachable() for source in self}
+
+    def is_reading(self) -> bool:
+        """Return whether a source has input that its last plan could not have yet."""
+        return any(source.is_reading() for source in self)
 
     def is_asked(self, name: str) -> bool:
         """Return whether a source is planning a slice that no plan has used yet; it may have answered.

@@ -107,7 +107,7 @@ def load_spec(
     place = _display(file, Path(os.path.abspath(cwd or os.getcwd())))
     takes = functools.partial(takes_secret, annotation=pipeline_model())
     knows = functools.partial(knows_key, annotation=pipeline_model())
-    tree = parse_yaml(_read(file, place), place=place, environ=environ, takes_secret=takes, knows_key=knows)
+    tree = parse_yaml(read_text(file, place), place=place, environ=environ, takes_secret=takes, knows_key=knows)
     apply_overrides(tree, environ, takes)
     spec = _validate(tree, folder=file.parent, place=place)
     return LoadedSpec(spec, file.parent, file, tree.origins, tuple(_warnings(tree)))
@@ -136,7 +136,8 @@ def _display(file: Path, cwd: Path) -> str:
     return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
 
 
-def _read(file: Path, place: str) -> str:
+def read_text(file: Path, place: str) -> str:
+    """Return the text of a file that somebody wrote. Raises SpecError if it cannot be read, or is no such file."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_SPEC_BYTES + 1)

@@ -234,6 +234,7 @@ sources:
     # include: [committed_at, position, transaction]   # columns _committed_at, _position, _transaction
 
 """
+_COMMENTS_AT = 34
 _TEMPLATES = {
     "files": _FILES + _FILES_TAIL,
     "kafka": _KAFKA + _STREAM_TAIL,
@@ -251,7 +252,14 @@ def render_template(
     """Return a commented spec for a pipeline of this name; it is valid as it stands."""
     csv = f"    csv: {{delimiter: {json.dumps(delimiter)}}}\n" if delimiter != "," else ""
     table = re.sub(r"[^a-z0-9_]", "_", name.lower())
-    return (_TEMPLATES[template] + _TAIL).format(name=name, format=file_format, csv=csv, table=table)
+    text = (_TEMPLATES[template] + _TAIL).format(name=name, format=file_format, csv=csv, table=table)
+    return re.sub(r"^(.*\S) {2,}(?=# )", _pad, text, flags=re.MULTILINE)
+
+
+def _pad(match: re.Match[str]) -> str:
+    """Return what stands before the comment of a line, so long that the comments lie below each other."""
+    words = match.group(1)
+    return f"{words:<{_COMMENTS_AT}}" if len(words) < _COMMENTS_AT - 1 else f"{words}  "
 
 
 def name_from(text: str) -> str:

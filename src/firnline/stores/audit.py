@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from firnline.clock import SystemClock
+from firnline.clock import SystemClock, jitter
 from firnline.errors import DamagedError, FirnlineError, NewerFormatError, VersionConflictError
 from firnline.process import this_process
 from firnline.stores.base import CheckpointStore, decode, encode
@@ -24,8 +23,9 @@ logger = logging.getLogger(__name__)
 WHATS = (
     "rollback", "savepoint-create", "savepoint-dispose", "restore", "import", "delete", "fresh-start", "rescale",
     "import-state", "ledger-repair", "gc", "compact", "discard", "state-sweep", "files-drop",
-    "files-reread", "snapshot", "quarantine-replay", "quarantine-drop", "sinks-forget", "sinks-resume", "sinks-resync",
-    "dead-letters-retry", "dead-letters-drop", "position-set", "position-skip", "recover",
+    "files-retry", "files-reread", "snapshot", "accept-gap", "quarantine-replay", "quarantine-drop", "sinks-forget",
+    "sinks-resume", "sinks-resync", "dead-letters-retry", "dead-letters-drop", "position-set", "position-skip",
+    "recover",
 )  # fmt: skip
 TRIES = 1000  # each is another record that was appended first
 _FAILURES = 3  # storage errors in a row; repeating the same put is safe
@@ -56,6 +56,7 @@ class AuditRecord:
     to_epoch: int | None = None
     details: dict[str, Json] = field(default_factory=dict)
     outcome: str = "done"
+    start: str = ""  # of the process, see `firnline.process.Process`
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -71,6 +72,7 @@ class AuditRecord:
             "to_epoch": self.to_epoch,
             "details": self.details,
             "outcome": self.outcome,
+            **({"start": self.start} if self.start else {}),
         }
 
     @classmethod
@@ -90,9 +92,18 @@ class AuditRecord:
                 to_epoch=_number(value["to_epoch"]),
                 details=dict(value["details"]),
                 outcome=str(value["outcome"]),
+                start=str(value.get("start", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts through this process: the name of a token, and the interface that it used."""
+
+    name: str
+    via: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +125,9 @@ def make_record(
     details: dict[str, Json] | None = None,
     outcome: str = "done",
     clock: Clock | None = None,
+    actor: Actor | None = None,
 ) -> AuditRecord:
-    """Return a record of what this process does now. Without `run`, it gets a new id."""
+    """Return a record of what this process does now. Without `run`, it gets a new id; without `actor`, its user."""
     if what not in WHATS:
         raise ValueError(f"{what!r} is nothing that is audited")
     me = this_process()
@@ -123,7 +135,7 @@ def make_record(
     return AuditRecord(
         id=ids.new(),
         at=(clock or SystemClock()).now().isoformat(),
-        user=me.user,
+        user=actor.name if actor else me.user,
         host=me.host,
         pid=me.pid,
         run=run or ids.new(),
@@ -131,8 +143,9 @@ def make_record(
         pipeline=pipeline,
         from_epoch=from_epoch,
         to_epoch=to_epoch,
-        details=details or {},
+        details={**(details or {}), **({"via": actor.via} if actor else {})},
         outcome=outcome,
+        start=me.start,
     )
 
 
@@ -158,7 +171,7 @@ def append_raw(store: CheckpointStore, pipeline: str, data: bytes, note: str = "
         try:
             return store.put_raw_versioned(key, data, expected, note)
         except VersionConflictError:
-            clock.sleep(random.uniform(0.0005, 0.01))
+            clock.sleep(jitter(0.0005, 0.01))
             expected = store.latest_version(key)
         except OSError:
             # The put may have succeeded. Repeating it onto the same version tells: success, or a conflict if it did

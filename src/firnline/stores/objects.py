@@ -16,14 +16,13 @@ The time of a version is its object's. Its note is written after it, and a kill 
 from __future__ import annotations
 
 import contextlib
-import random
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from firnline.clock import SystemClock
+from firnline.clock import SystemClock, jitter
 from firnline.errors import ConfigError
 from firnline.faults import fault_point
 from firnline.storage import FileStat, Storage
@@ -88,7 +87,7 @@ class ObjectStore(CheckpointStore):
             if self._create(folder, version, data) and version >= self._head(folder).floor:
                 self._add_note(folder, version, note)
                 return version
-            self._clock.sleep(random.uniform(0, 0.001 * min(attempt, 50)))
+            self._clock.sleep(jitter(0, 0.001 * min(attempt, 50)))
         raise OSError(f"{key} in {self.place}: other writers were first {_ATTEMPTS} times")
 
     def delete(self, key: str) -> bool:

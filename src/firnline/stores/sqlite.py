@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sqlite3
 import threading
 import urllib.parse
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeVar
 
 from firnline.checkpoint.codec import canonical, checksum
-from firnline.clock import SystemClock
+from firnline.clock import SystemClock, jitter
 from firnline.errors import ConfigError, DamagedError, NewerFormatError
 from firnline.faults import fault_point
 from firnline.storage import make_folders
@@ -275,7 +274,7 @@ class SqliteStore(CheckpointStore):
                 except (UnicodeError, OverflowError, MemoryError) as error:  # from damaged names, numbers and lengths
                     self.close()
                     raise self._damaged(str(error)) from error
-            self._clock.sleep(random.uniform(0, 0.05))
+            self._clock.sleep(jitter(0, 0.05))
 
     def _transact(self, db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], call: str) -> _T:
         db.execute("BEGIN IMMEDIATE" if call else "BEGIN")

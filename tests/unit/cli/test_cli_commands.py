@@ -73,7 +73,7 @@ def test_status_of_a_pipeline_that_never_ran(spec: Path, run_json: Any) -> None:
 
 
 def test_a_run_that_vanished_is_told_as_died(finished: Path, run_json: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firnline.history import status
+    from firnline.run import status
 
     at = "2026-11-17T05:00:00+00:00"
     running = [{"run": "x", "status": "running", "host": "here", "pid": 2**22 + 1, "restarts": 0, "started_at": at}]

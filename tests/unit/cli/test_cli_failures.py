@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 from decimal import Decimal
 from io import StringIO
@@ -10,11 +12,12 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import DeltaError
 
+import firnline
 from firnline.cli.common import find_spec_argument, name_spec
-from firnline.cli.main import run_command
+from firnline.cli.main import app, run_command
 from firnline.cli.output import cut_trace, print_failure
 from firnline.cli.text import exact
-from firnline.errors import AccessError, OperatorError, SinkError, find_denied
+from firnline.errors import AccessError, OperatorError, SinkError, SourceError, find_denied, hint_at_full_disk
 from firnline.storage import LocalStorage
 from tests.support.pipelines import MakeOptions, run_once
 from tests.support.samples import SampleInput
@@ -72,6 +75,26 @@ def test_denied_access_is_found_in_causes_and_texts() -> None:
     assert not AccessError(path="/x").retryable
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(28, "No space left on device", "/data/out/x"),
+        DeltaError("Generic LocalFileSystem error: Unable to copy data to file: No space left on device (os error 28)"),
+        RuntimeError("a task failed: OSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_full_disk_is_named(cause: Exception) -> None:
+    failure = SourceError("the source cannot be read")
+    failure.__cause__ = cause
+    hint_at_full_disk(failure)
+    assert failure.hint.startswith("The disk is full: free some space")
+    assert ("/data/out/x" in failure.hint) == isinstance(cause, OSError)
+    other = SourceError("the source cannot be read")
+    before = other.hint
+    hint_at_full_disk(other)
+    assert other.hint == before
+
+
 def test_a_source_that_may_not_be_listed_is_not_tried_again(
     sample: SampleInput, make_options: MakeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +121,40 @@ def test_a_source_that_may_not_be_listed_is_not_tried_again(
         ("firnline run --fresh-after 3", "firnline run -f 'a b.yml' --fresh-after 3"),
         ("firnline staging TABLE --discard-from 2", "firnline staging TABLE --discard-from 2"),
         ("firnline init writes one", "firnline init writes one"),
+        ("firnline sinks forget copy --yes", "firnline sinks forget -f 'a b.yml' copy --yes"),
+        ("See `firnline position show`.", "See `firnline position show -f 'a b.yml'`."),
+        ("firnline schema-history --table t", "firnline schema-history -f 'a b.yml' --table t"),
+        ("firnline snapshot lists them", "firnline snapshot -f 'a b.yml' lists them"),
+        ("firnline committer --once", "firnline committer -f 'a b.yml' --once"),
+        ("firnline gc s3://lake/t --yes", "firnline gc s3://lake/t --yes"),
+        ("firnline is for tables", "firnline is for tables"),
+        ("firnline checkpoints show -f x.yml", "firnline checkpoints show -f x.yml"),
     ],
 )
 def test_a_hint_names_the_spec_that_was_named(hint: str, named: str) -> None:
     assert name_spec(hint, "a b.yml") == named
     assert name_spec(hint, None) == hint
+
+
+def commands_in_hints() -> list[tuple[str, str]]:
+    """The first words of every command that a hint in the sources names, with the file."""
+    found = []
+    for path in sorted(Path(firnline.__file__).parent.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        hints = [one.value for one in ast.walk(tree) if isinstance(one, ast.keyword) and one.arg == "hint"]
+        texts = [part for hint in hints for part in ast.walk(hint) if isinstance(part, ast.Constant)]
+        found += [
+            (path.name, command)
+            for text in texts
+            for command in re.findall(r"\bfirnline ([a-z]+(?:-[a-z]+)*)", str(text.value))
+        ]
+    return found
+
+
+def test_hints_name_commands_that_exist() -> None:
+    named = commands_in_hints()
+    assert len(named) > 100
+    assert [one for one in named if one[1] not in app] == []
 
 
 def test_the_spec_of_a_command_line() -> None:

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.cli.main import run_command
-from firnline.cli.rollback import position_text
+from firnline.history.edits.rollback import position_text
 from firnline.sources.base import PositionView
 from firnline.spec.build import load_options
 from tests.support.pipelines import run_once

@@ -17,17 +17,19 @@ from cyclopts import App
 from firnline.cli.main import COMMANDS, app, run_command
 from tests.unit.cli.conftest import RunJson
 
-WITHOUT_PIPELINE = {"demo", "prepare", "spec-schema", "--install-completion", "--show-completion"}
+WITHOUT_PIPELINE = {"demo", "prepare", "serve", "spec-schema", "topology", "--install-completion", "--show-completion"}
 ON_TABLES = {"committer", "staging", "gc", "compact"}
 READ_ONLY = {
     "status", "dry-run", "checkpoints", "checkpoints show", "checkpoints diff", "savepoint list", "state", "quarantine",
-    "sinks list", "dead-letters list", "trace", "position show", "schema-history",
+    "sinks list", "dead-letters list", "trace", "position show", "schema-history", "topology show", "topology list",
     "spec-schema", "--show-completion",
 }  # fmt: skip
 AT_ONCE = {
     **dict.fromkeys(("pause", "resume", "stop", "checkpoint"), "controls a run, and another command takes it back"),
     **dict.fromkeys(("demo", "drill", "prepare"), "writes to a folder of its own"),
+    "serve": "a service; what it starts and stops, people ask for",
     "committer": "a service; `firnline staging` shows what it would commit",
+    "topology snapshot": "adds records and pins; `topology drop` deletes it",
     "savepoint create": "adds a folder of its own; `savepoint dispose` deletes it",
 }
 

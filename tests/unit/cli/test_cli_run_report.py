@@ -209,12 +209,16 @@ def test_the_same_failure_of_an_optional_sink_is_shown_ever_more_rarely() -> Non
     for failures in range(1, 9):
         run.trouble(BadRowError("row 7 is too large"), 1, "cache")
         run.resting(2.0, failures, "cache")
-    assert [line for line in said if line.startswith("failed")] == ["failed: row 7 is too large"] * 4
+    failed = [line for line in said if line.startswith("failed")]
+    assert failed[0] == f"failed: row 7 is too large. Try: {BadRowError.default_hint}"
+    assert failed[1:] == ["failed: row 7 is too large"] * 3
     assert [line.split("(")[1].split(";")[0] for line in said if "retrying" in line] == [
         f"failure {number}" for number in (1, 2, 4, 8)
     ]
     run.trouble(SinkError("the server is away"), 1, "cache")
     assert said[-1] == "failed: the server is away"
+    run.trouble(BadRowError("it cannot hold a row", hint="Copy it."), 1, "cache")
+    assert said[-1] == "failed: it cannot hold a row. Try: Copy it."
     run.delivered("cache", 4)
     run.delivered("cache", 5)
     assert said[-1] == "sink cache takes rows again: epoch 4 is delivered"
@@ -233,3 +237,8 @@ def test_the_last_line_names_sinks_that_lack_epochs(make_options: MakeOptions) -
     behind = "shop lacks epochs: see `firnline sinks list`; the next run delivers them"
     assert _last_line(options, tally, asked=False) == f"nothing read; the table is at epoch 4; {behind}"
     assert tally.summary()["sinks_behind"] == {"shop": 1, "old": 3}
+    tally.trouble(BadRowError("sink 'shop' cannot hold row 7", hint="Copy it."), 1, "shop")
+    refused = "shop lacks epochs, and no run can deliver them: sink 'shop' cannot hold row 7. Try: Copy it."
+    assert _last_line(options, tally, asked=False) == f"nothing read; the table is at epoch 4; {refused}"
+    tally.trouble(SinkError("the server is away"), 1, "shop")
+    assert behind in _last_line(options, tally, asked=False)

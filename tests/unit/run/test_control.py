@@ -723,3 +723,17 @@ def test_an_answer_that_counts_no_more_begins_anew(event: m.Event) -> None:
 
 def test_a_paused_run_that_stands_still_answers_at_once() -> None:
     assert watch_on(BASE).is_complete(BASE, still=True)
+
+
+def test_a_word_that_comes_late_does_not_undo_a_later_wish(server: ControlServer, run: FakeRun) -> None:
+    def tell(**request: object) -> bool:
+        return bool(server.answer(json.dumps(request).encode()).get("changed"))
+
+    assert tell(command="pause", wish=2)
+    assert tell(command="resume", wish=3)
+    before = list(run.told)
+    server.answer(json.dumps({"command": "stop", "wish": 2}).encode())
+    assert not tell(command="pause", wish=3)
+    assert run.told == before
+    server.answer(json.dumps({"command": "stop", "wish": 4}).encode())
+    assert run.told == [*before, "stop"]

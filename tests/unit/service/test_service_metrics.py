@@ -32,6 +32,8 @@ NAMES = {
     "firnline_staged_epoch", "firnline_rescued_values_total", "firnline_source_up",
     "firnline_log_lag_bytes", "firnline_log_lag_seconds", "firnline_log_retained_bytes", "firnline_log_alarm",
     "firnline_sink_epochs_behind", "firnline_sink_bytes_behind", "firnline_sink_set_aside",
+    "firnline_sink_epoch", "firnline_sink_up", "firnline_sink_commits_total", "firnline_sink_rows_total",
+    "firnline_source_idle_seconds",
 }  # fmt: skip
 LABELS = {"pipeline", "reason", "path", "version", "le", "operator", "source", "column", "sink"}
 PARTS = ("_bucket", "_count", "_sum")
@@ -181,6 +183,42 @@ def test_state_is_told_by_operator_and_records_by_source() -> None:
     assert value("checkpoint_pause_seconds_bucket", le="0.025") == 0
     assert value("checkpoint_pause_seconds_bucket", le="0.05") == 1
     assert value("checkpoint_duration_seconds_sum") == 0.5  # the pause is a part of the run
+
+
+def test_each_sink_has_its_epoch_rows_and_state() -> None:
+    metrics = PipelineMetrics("flights", lambda: 0.0)
+    metrics.committed(facts(sink="main", sink_rows={"main": 5, "copy": 2}))
+    metrics.committed(facts(epoch=8, sink="main", sink_rows={"main": 5, "copy": 0}))
+    metrics.delivered("copy", 7)
+    metrics.trouble(SinkError("x", sink="copy"), 1)
+
+    def of(name: str, sink: str) -> float | None:
+        return metrics.registry().get_sample_value(f"firnline_sink_{name}", {"pipeline": "flights", "sink": sink})
+
+    assert [of(name, "main") for name in ("epoch", "up", "commits_total", "rows_total")] == [8, 1, 2, 10]
+    assert [of(name, "copy") for name in ("epoch", "up", "commits_total", "rows_total")] == [7, 0, 1, 2]
+    metrics.delivered("copy", 8)
+    assert (of("epoch", "copy"), of("up", "copy")) == (8, 1)
+
+
+def test_a_journal_is_no_sink() -> None:
+    metrics = PipelineMetrics("flights", lambda: 0.0)
+    metrics.committed(facts(sink="journal", rows_in="topic", rows=3))
+    found = {labels: number for (name, labels), number in samples(metrics).items() if name.startswith("firnline_sink_")}
+    assert found == {(("pipeline", "flights"), ("sink", "topic")): 3}
+
+
+def test_a_source_that_gives_no_records_is_seen_to_be_idle() -> None:
+    now = 10.0
+    metrics = PipelineMetrics("flights", lambda: now)
+    metrics.committed(facts(sources={"a": 7, "b": 3}))
+    now = 25.0
+    metrics.committed(facts(epoch=8, sources={"a": 7, "b": 0}))
+    now = 30.0
+    idle = {
+        dict(labels)["source"]: n for (name, labels), n in samples(metrics).items() if name.endswith("_idle_seconds")
+    }
+    assert idle == {"a": 5, "b": 20}
 
 
 def test_without_operators_there_is_no_pause() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from firnline.errors import SchemaError
 from firnline.options import SchemaOptions
 from firnline.sinks.delta.options import ESCAPED, PARTS_ALLOWED
-from firnline.sinks.delta.parts.captured import PartColumns, choose_key, name_part
+from firnline.sinks.delta.parts.captured import PartColumns, PartKey, name_part
 from firnline.sinks.delta.parts.state import Held, Part, open_parts
 from firnline.sinks.delta.parts.table import refuse_name
 from firnline.sinks.outbox import KEY
@@ -59,15 +60,53 @@ def test_a_pattern_may_allow_more_but_nothing_that_leaves_the_folder() -> None:
 # -- keys -------------------------------------------------------------------------------------------------
 
 
-def test_a_part_keeps_its_key() -> None:
-    assert choose_key(ORDERS, None, ("id",)) == ("id",)
-    assert choose_key(ORDERS, ("id",), None) == ("id",), "a table that is emptied may not say it"
-    assert choose_key(ORDERS, ("a", "b"), ("b", "a")) == ("a", "b")
-    assert choose_key(ORDERS, (), ("id",)) == (), "it is appended to"
-    with pytest.raises(SchemaError, match="was id and is gone"):
-        choose_key(ORDERS, ("id",), ())
-    with pytest.raises(SchemaError, match="was id and is id, kind now"):
-        choose_key(ORDERS, ("id",), ("id", "kind"))
+def taken(
+    key: tuple[str, ...] | None, *rows: tuple[str, ...] | str | None, upserted: bool = False, reads_anew: bool = False
+) -> tuple[PartKey, list[bool]]:
+    """The key of a part after rows with these keys, and which of them it takes; `anew` begins a snapshot."""
+    part = PartKey(key, upserted)
+    tables = [
+        replace(ORDERS, key=None, anew=True) if row == "anew" else replace(ORDERS, key=row)  # type: ignore[arg-type]
+        for row in rows
+    ]
+    return part, [part.takes(table, reads_anew=reads_anew) for table in tables]
+
+
+def test_the_key_of_a_part() -> None:
+    assert taken(None, ("id",))[0].key == ("id",)
+    assert taken(("id",), None)[0].key == ("id",), "a table that is emptied may not say it"
+    assert taken(("a", "b"), ("b", "a")) == (PartKey(("a", "b")), [True])
+    assert taken((), ("id",)) == (PartKey(()), [True]), "it is appended to"
+    for other in ((), ("id", "kind")):
+        with pytest.raises(SchemaError, match=r"the key of table public\.orders was id and is"):
+            taken(("id",), other)
+
+
+def test_the_key_of_a_part_changes_with_a_snapshot() -> None:
+    assert taken(("id",), ("code",), ("id",), reads_anew=True) == (PartKey(("id",)), [False, True])
+    assert taken(("id",), "anew", ("code",)) == (PartKey(("code",), True, True), [True, True])
+    assert taken(("id",), "anew") == (PartKey(None, True, True), [True]), "the next rows say it"
+    assert taken(("id",), "anew", (), ("code",))[0] == PartKey((), True, True)
+    assert taken((), "anew", ("code",)) == (PartKey(()), [True, True]), "it never had a key"
+    assert taken((), "anew", ("code",), upserted=True)[0] == PartKey(("code",), True, True)
+    part, found = taken(("id",), "anew", ("code",), ("id",), reads_anew=True)
+    assert (part.key, found) == (("code",), [True, True, False]), "the next snapshot has them"
+
+
+def test_a_part_knows_the_key_of_every_epoch() -> None:
+    part = Part(3, table="public.orders").with_key(3, ("id",))
+    assert part == Part(3, table="public.orders", key=("id",))
+    assert part.with_key(5, ("id",)) == part
+    changed = part.with_key(7, ("id", "kind")).with_key(9, None).with_key(11, ())
+    assert [changed.key_before(epoch) for epoch in (3, 4, 7, 8, 10, 12)] == [
+        None, ("id",), ("id",), ("id", "kind"), None, (),
+    ]  # fmt: skip
+    assert changed.key == ()
+    assert changed.keys_before(11) == [("id",), ("id", "kind")]
+    assert changed.with_key(7, ("id", "kind")) == changed, "an epoch that is delivered again"
+    assert Part.from_json(changed.to_json()) == changed
+    back = changed.with_key(12, changed.key_before(4 + 1))
+    assert (back.key, back.key_before(13), back.key_before(12)) == (("id",), ("id",), ())
 
 
 @pytest.mark.parametrize("key", [None, (), ("id",), ("a", "b")])

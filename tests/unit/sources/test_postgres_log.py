@@ -86,6 +86,11 @@ def only_key(values: tuple[Value, ...]) -> tuple[Value, ...]:
     return (values[0], None, None, None)
 
 
+def unknown(values: tuple[Value, ...]) -> tuple[str, ...]:
+    """The columns that an old row does not have: it may be one of a partition that has the key alone."""
+    return lacking(tuple(MISSING if value is None else value for value in values))
+
+
 def write(transactions: list[list[Any]]) -> tuple[bytes, list[Expected]]:
     """Frames of transactions, and the change rows that they hold."""
     messages, expected = [], []
@@ -103,18 +108,16 @@ def write(transactions: list[list[Any]]) -> tuple[bytes, list[Expected]]:
                 expected.append(Expected(table, Op.INSERT, index, seen(values), lacking(values), None))
             elif kind == "D":
                 messages.append(head + key_kind.encode() + pack(stored))
-                without = NAMES[1:] if key_kind == "K" else lacking(stored)
-                expected.append(Expected(table, Op.DELETE, index, seen(stored), without, seen(stored)))
+                expected.append(Expected(table, Op.DELETE, index, seen(stored), unknown(stored), seen(stored)))
             else:
                 messages.append(head + (old_kind.encode() + pack(stored) if old_kind else b"") + b"N" + pack(values))
-                if old_kind == "K":
-                    old_key = seen(stored)
-                    expected.append(Expected(table, Op.DELETE, index, old_key, NAMES[1:], old_key))
-                    expected.append(Expected(table, Op.INSERT, index, seen(values), lacking(values), old_key))
-                    continue
                 if old_kind == "O":
-                    values = tuple(o if v is MISSING else v for v, o in zip(values, old, strict=True))
+                    values = tuple(o if v is MISSING and o is not None else v for v, o in zip(values, old, strict=True))
                 before = seen(stored) if old_kind else None
+                if old_kind == "K" or (old_kind == "O" and values[0] != old[0]):
+                    expected.append(Expected(table, Op.DELETE, index, seen(stored), unknown(stored), before))
+                    expected.append(Expected(table, Op.INSERT, index, seen(values), lacking(values), before))
+                    continue
                 expected.append(Expected(table, Op.UPDATE, index, seen(values), lacking(values), before))
         messages.append(commit(index))
     return b"".join(pack_frame(message) for message in messages), expected

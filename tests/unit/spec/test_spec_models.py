@@ -61,6 +61,7 @@ DIFFERENT = {  # where the spec and the core hold the same thing in another shap
     ("FileSourceOptions", "name"),  # the key of `sources`
     ("FileSourceOptions", "min_age_secs"),  # the default depends on `path`
     ("DeltaSinkOptions", "name"),  # numbered when left out
+    ("DeltaSinkOptions", "start"),  # empty when left out
     *(("DeltaPartsOptions", key) for key in ("name", "copy_from", "renamed_from")),
     ("RedisSinkOptions", "name"),
     ("RedisSinkOptions", "copy_from"),  # empty text when left out

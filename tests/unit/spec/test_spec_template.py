@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +14,7 @@ from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.files.options import FileSourceOptions
 from firnline.spec.build import load_options
 from firnline.spec.models import PipelineSpec, json_schema
-from firnline.spec.template import name_from, render_template
+from firnline.spec.template import TemplateName, name_from, render_template
 from tests.support.pipelines import delta_table, file_source
 
 
@@ -83,3 +83,13 @@ def test_the_json_schema_lets_numbers_be_variables() -> None:
         "description": "Maximum number of input files per epoch.",
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"\$\{[^}]+\}"}],
     }
+
+
+@pytest.mark.parametrize("name", ["a", "shop", "orders-of-the-shop"])
+@pytest.mark.parametrize("template", get_args(TemplateName))
+def test_comments_lie_below_each_other(name: str, template: TemplateName) -> None:
+    """Whatever the name of the pipeline is; only what reaches beyond their column moves them."""
+    for line in render_template(name, template=template).splitlines():
+        words = re.match(r"(.*\S) {2,}# ", line)
+        if words is not None and len(words.group(1)) < 33:
+            assert words.end() == 36, line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, FirnlineError
+from firnline.history.agreed import check_agreed
 from firnline.history.dead_letters import EVERYTHING, LetterFilter, find_letters, known_by_spec, letter_sinks
 from firnline.history.store import on_record
 from firnline.names import outbox_folder
 from firnline.operators.columns import suggest
+from firnline.run.copied_rows import stage_rows
 from firnline.run.edits import perform_edit
-from firnline.run.fill import stage_rows
 from firnline.run.joining import committed_columns, edit_checkpoint, no_columns
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.schema import schema_to_json
@@ -46,6 +47,10 @@ class LetterPlan:
     letters: int
     plan: list[dict[str, Json]]  # sink, epoch, reason, letters
     new_epoch: int | None = None
+
+    def agreed(self) -> dict[str, Json]:
+        """Return what somebody who confirms the plan agrees to."""
+        return {"action": self.action, "letters": self.letters, "plan": self.plan}
 
 
 def settle_letters(pipeline: OpenPipeline, head: Head) -> None:
@@ -93,25 +98,33 @@ class LetterEdit:
             ],
         )
 
-    def perform(self, run: str, tell: Callable[[str], None] = lambda _: None) -> tuple[LetterPlan, Receipt]:
+    def perform(
+        self, run: str, tell: Callable[[str], None] = lambda _: None, agreed: Mapping[str, Json] | None = None
+    ) -> tuple[LetterPlan, Receipt]:
         """Decide the answer.
 
+        Args:
+            agreed: `LetterPlan.agreed` of the plan that somebody confirmed; None if nobody was asked.
+
         Raises:
+            PlanChangedError: it would answer other letters than those that were agreed to; nothing is decided.
             ConfigError: no letter is left to answer; nothing is decided.
             FencedError: another run took over meanwhile.
             SinkError: a sink cannot be claimed, or the outbox cannot be written; nothing is decided.
         """
         pipeline, plan = self._pipeline, self.plan()
+        check_agreed(agreed, plan.agreed())
         answered: list[tuple[LetterPlan, dict[str, KnownSink], int]] = []
 
         def look(generation: int) -> tuple[LedgerEntry, Head]:
             head = pipeline.deciding.load()
             settle_letters(pipeline, head)
+            check_agreed(agreed, self._plan(head).agreed())
             entry, after = self._entry(head, generation, run)
             answered[:] = [(self._plan(head), after, entry.checkpoint.floor)]
             return entry, pipeline.deciding.load_committed()
 
-        details: dict[str, Json] = {"letters": plan.letters, "plan": plan.plan}
+        details: dict[str, Json] = {"letters": plan.letters, "plan": plan.plan, **self._wanted.facts}
         with on_record(
             pipeline, f"dead-letters-{self._action}", run, from_epoch=plan.epoch, to_epoch=plan.epoch + 1, **details
         ):
@@ -132,7 +145,8 @@ class LetterEdit:
         known, wanted = known_by_spec(self._pipeline, known_sinks(head.checkpoint)), self._wanted.sink
         names = known.keys() | set(letter_sinks(self._pipeline).values())
         if wanted is not None and wanted not in names:
-            raise ConfigError(f"the pipeline delivers to no sink {wanted!r}", hint=suggest(wanted, sorted(names)))
+            hint = suggest(wanted, sorted(names))
+            raise ConfigError(f"the pipeline delivers to no sink {wanted!r}", hint=hint, unknown="sink")
         found = find_letters(self._pipeline, known, self._wanted)
         if self._action == "retry":
             in_spec = {sink.name for sink in self._pipeline.sinks}

@@ -29,7 +29,6 @@ from firnline.process import this_process
 from firnline.run.edits import perform_edit
 from firnline.run.joining import committed_columns, edit_checkpoint
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.schema import schema_to_json
 from firnline.sinks.base import Head
 from firnline.sources.columns import columns_from_json
 from firnline.state import snapshot as layout
@@ -197,7 +196,6 @@ class StateEdit:
             previous_checkpoint=tip.checkpoint.checksum,
             inputs={},
             schema=committed_columns(pipeline),
-            schemas=_other_columns(pipeline),
             kind=self.kind,
             onto=onto,
             edit={"to_epoch": tip.epoch, **self.facts},
@@ -242,11 +240,6 @@ class StateEdit:
 
 def _in_shard(state: OperatorState, number: int) -> ShardState:
     return state.shards[number][2] if state.shards else ShardState()
-
-
-def _other_columns(pipeline: OpenPipeline) -> dict[str, list[dict[str, Json]]]:
-    found = {sink.name: sink.find_schema() for sink in pipeline.sinks[1:]}
-    return {name: schema_to_json(schema) for name, schema in found.items() if schema is not None}
 
 
 def ensure_here(home: StateHome, tip: StateTip) -> None:

@@ -9,12 +9,13 @@ their sink keeps the rows of that epoch (`KnownSink.undone`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import CheckpointError, LedgerHoleError, RollbackRefusedError, SinkError
+from firnline.history.agreed import check_agreed
 from firnline.history.dead_letters import count_letters
 from firnline.history.savepoints.pins import RestorePins
 from firnline.history.schemas import in_force, load_schema_history
@@ -22,10 +23,11 @@ from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave, on_record
 from firnline.run.commits import check_staged
 from firnline.run.edits import perform_edit
-from firnline.run.joining import ahead_of, check_new_sinks, committed_columns, edit_checkpoint, plan_sink
+from firnline.run.joining import ahead_of, committed_columns, edit_checkpoint, plan_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import GoesBack, Head, Sink, SinkReturn
 from firnline.sinks.known import KnownSink, after_going_back, find_known, known_sinks
+from firnline.sources.base import PositionView
 from firnline.sources.group import Records
 from firnline.types import EntryRef, Json, Receipt
 
@@ -75,11 +77,31 @@ class RollbackPlan:
     schemas: list[SchemaReturn] = field(default_factory=list)  # of captured tables whose schema was another one then
     dead_letters: list[LetterChange] = field(default_factory=list)  # of sinks where the number changes
     not_undone: list[str] = field(default_factory=list)
+    history_edits: list[int] = field(default_factory=list)  # those among the epochs undone
     refusals: list[RollbackRefusedError] = field(default_factory=list)
 
     def restored(self) -> dict[str, tuple[str, ...]]:
         """The files that come back, per table."""
         return {sink.table: sink.restored for sink in self.sinks}
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields that `firnline rollback --json` shows."""
+        return {**asdict(self), "refusals": [error.message for error in self.refusals]}
+
+    def agreed(self) -> dict[str, Json]:
+        """Return what somebody who confirms the plan agrees to. Further epochs of the pipeline itself change none."""
+        sinks = {
+            sink.name: {
+                "table": sink.table,
+                "version_then": sink.version_then,
+                "left": sink.left,
+                "others": sink.others,
+                "foreign_commits": sink.foreign_commits,
+                "properties_changed": sink.properties_changed,
+            }
+            for sink in self.sinks
+        }
+        return {"to_epoch": self.to_epoch, "history_edits": self.history_edits, "sinks": sinks}
 
     def check(self) -> None:
         """Raise an error with every obstacle in one message."""
@@ -114,15 +136,24 @@ class Rollback:
         to_epoch: The epoch to go back to.
         accept: Names of others whose rows may be lost: pipelines, applications, operations.
         leave: Sinks that keep their rows although they cannot go back, and get them again.
+        restore: The restore of a topology that this rollback is a part of. Then the pipeline may be at that epoch
+            already: its rows stay.
     """
 
     def __init__(
-        self, pipeline: OpenPipeline, to_epoch: int, *, accept: Sequence[str] = (), leave: Sequence[str] = ()
+        self,
+        pipeline: OpenPipeline,
+        to_epoch: int,
+        *,
+        accept: Sequence[str] = (),
+        leave: Sequence[str] = (),
+        restore: str = "",
     ) -> None:
         self._pipeline = pipeline
         self._to = to_epoch
         self._accept = frozenset(accept)
         self._leave = frozenset(leave)
+        self._restore = restore
         unknown = self._leave - {sink.name for sink in pipeline.sinks[1:]}
         if unknown:
             others = ", ".join(sink.name for sink in pipeline.sinks[1:])
@@ -136,16 +167,27 @@ class Rollback:
         """Return what the rollback would do. Read-only: claims and writes nothing."""
         return self._read_current().plan
 
-    def perform(self, run: str, report: Callable[[str], None] = lambda _: None) -> tuple[RollbackPlan, Receipt]:
+    def perform(
+        self,
+        run: str,
+        report: Callable[[str], None] = lambda _: None,
+        agreed: Mapping[str, Json] | None = None,
+    ) -> tuple[RollbackPlan, Receipt]:
         """Roll back. Returns the performed plan and the deciding sink's receipt.
 
+        Args:
+            agreed: `RollbackPlan.agreed` of the plan that somebody confirmed; None if nobody was asked.
+
         Raises:
+            PlanChangedError: it would be another rollback than the one that was agreed to. Nothing changed, or only
+                the generation.
             RollbackRefusedError: it is not possible. Nothing changed, or only the generation if the reason appeared
                 late; an active run is fenced then.
             FencedError: another run or rollback took over meanwhile.
         """
         first = self._read_current()
         first.plan.check()  # errors known beforehand fence no run
+        check_agreed(agreed, first.plan.agreed())
         plans: list[RollbackPlan] = []
 
         def decide(generation: int) -> tuple[LedgerEntry, Head]:
@@ -154,6 +196,7 @@ class Rollback:
             if pins.keep(found.plan.restored()):  # more files than in the first plan: check again under the pin
                 found = self._read_current()
                 found.plan.check()
+            check_agreed(agreed, found.plan.agreed())
             if not plans:
                 self._ask_again(found)
             plans.append(found.plan)
@@ -166,7 +209,13 @@ class Rollback:
         ):
             pins.keep(first.plan.restored())  # pin against sweeps; the files are checked under the pin
             receipt = perform_edit(
-                self._pipeline, run, decide, report, goes_on_from=first.target_ref, leave=self._leave
+                self._pipeline,
+                run,
+                decide,
+                report,
+                goes_on_from=first.target_ref,
+                leave=self._leave,
+                restore=self._restore,
             )
         return plans[-1], receipt
 
@@ -202,6 +251,7 @@ class Rollback:
                 "to_version": plan.sinks[0].version_then,
                 "left": sorted(self._leave),
                 "accepted": sorted(self._accept),
+                **({"restore": self._restore} if self._restore else {}),
             },
         )
 
@@ -231,7 +281,7 @@ class Rollback:
         refusals += self._check_sources(now, then, inputs)
         state = check_state(pipeline, target.checkpoint, target_ref, now)
         refusals += state.problems
-        sinks, epochs, fixed = [], {}, {}
+        sinks, fixed = [], {}
         for sink in pipeline.sinks:
             found, problems = self._plan_sink(sink, target_ref)
             sinks.append(found)
@@ -239,10 +289,7 @@ class Rollback:
                 fixed[sink.name] = problems
             else:
                 refusals += problems
-            if found.version_now is not None or not problems:
-                epochs[sink.name] = found.epoch
         refusals = self._refuse_fixed(fixed, newest.epoch) + refusals
-        check_new_sinks(pipeline, newest.entry, {k: v for k, v in epochs.items() if k not in self._leave})
         kept = self._find_kept(newest.checkpoint)
         pending = newest.epoch - committed.epoch
         plan = RollbackPlan(
@@ -266,6 +313,7 @@ class Rollback:
             schemas=self._find_schemas(newest.epoch),
             dead_letters=self._find_letters(newest.checkpoint, kept),
             not_undone=self._not_undone(sinks, then),
+            history_edits=sorted(entry.epoch for entry in undone if entry.is_history_edit),
             refusals=refusals,
         )
         read = {str(record["path"]) for record in records if int(record.get("to", 0)) > int(record.get("from", 0))}
@@ -282,13 +330,14 @@ class Rollback:
                 f"firnline run --fresh-after {newest.epoch} --truncate --yes",
                 to_epoch=0,
             )
-        if self._to > committed.epoch or (self._to == committed.epoch and newest.epoch > committed.epoch):
+        pending = newest.epoch > committed.epoch
+        if self._to > committed.epoch or (self._to == committed.epoch and pending and not self._restore):
             hint = "See `firnline checkpoints`."
             if newest.epoch > committed.epoch:
                 hint = f"Pending units are dropped with: firnline staging TABLE --discard-from {self._to + 1} --yes"
             missing = f"epoch {self._to} does not exist yet: " if self._to > newest.epoch else ""
             raise RollbackRefusedError(f"{missing}{self._pipeline.decided_in} is at epoch {committed.epoch}", hint=hint)
-        if self._to == committed.epoch:
+        if self._to == committed.epoch and not self._restore:
             raise RollbackRefusedError(f"{self._pipeline.decided_in} is at epoch {self._to} already")
         undone: list[LedgerEntry] = []
         known: list[int] = []
@@ -439,3 +488,18 @@ def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
         return found
     known = f"the oldest that is known is epoch {entries[-1].epoch}, of {oldest}" if entries else "there is none at all"
     raise RollbackRefusedError(f"no epoch was committed by {moment.isoformat()}: {known}")
+
+
+def position_text(position: PositionView | None) -> str:
+    """Return a position as the plan names it: the last input read, or the facts of a source without named inputs."""
+    if position is None:
+        return "the beginning"
+    if position.by_input:
+        return position.last or "the beginning"
+    return ", ".join(f"{name} {value}" for name, value in position.facts.items())
+
+
+def find_position_texts(pipeline: OpenPipeline, plan: RollbackPlan) -> dict[str, tuple[str, str]]:
+    """Return the position of each source now and then, in words."""
+    now, then = pipeline.sources.describe(plan.positions_now), pipeline.sources.describe(plan.positions_then)
+    return {name: (position_text(position), position_text(then.get(name))) for name, position in now.items()}

@@ -171,6 +171,25 @@ def create_savepoint(
     return made, place
 
 
+def describe_savepoint(savepoint: Savepoint, location: str) -> dict[str, Json]:
+    """Return what `firnline savepoint create` shows of a savepoint, as JSON has it."""
+    files = [file for sink in savepoint.sinks.values() for file in sink.files]
+    return {
+        "id": savepoint.id,
+        "pipeline": savepoint.pipeline,
+        "epoch": savepoint.epoch,
+        "created_at": savepoint.created_at,
+        "path": location,
+        "copied": savepoint.copied,
+        "files": len(files),
+        "rows": sum(file.rows or 0 for file in files),
+        "size_bytes": savepoint.size_bytes,
+        "state_size_bytes": savepoint.state_size_bytes,
+        "state_replayed": savepoint.state_replayed,
+        "has_state": bool(savepoint.state),
+    }
+
+
 def _stand_together(pipeline: OpenPipeline) -> Head:
     """Return the deciding sink's head once every other table has the same; table handles are at the versions read.
 

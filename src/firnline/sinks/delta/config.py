@@ -20,7 +20,7 @@ from firnline.sinks.delta.options import (
     DeltaSinkOptions,
 )
 
-_OF_TEMPLATES = (*DeliveryConfig.own_keys(), "parts_allowed", "max_parts")
+_OF_TEMPLATES = (*(key for key in DeliveryConfig.own_keys() if key != "start"), "parts_allowed", "max_parts")
 _NOT_OF_TABLES = ("key", "sequence_by", "delete_when", "partition_by", "columns", "where", "copy_from")
 _OF_TABLES = ("mode", "max_pending_units", "max_pending_bytes", "interop")
 
@@ -72,6 +72,13 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
         default="auto",
         description="Also write the blizzard: checkpoint (docs/interop.md): auto on tables that Firnline created, "
         "blizzard always, none never.",
+    )
+    start: Literal["now", "beginning", "snapshot"] = Field(  # type: ignore[assignment]  # more than other sinks have
+        default="now",
+        description="What a table gets if it is added to a pipeline with history. now: every later epoch. snapshot: "
+        "the captured tables that it reads are also read again; it is the default if no other sink gets their rows a "
+        "second time. Other sources need `now`. A table with this key never decides. With a template: now (default), "
+        "or beginning: every epoch since the first, made again from its input.",
     )
     storage_options: dict[str, Secret] = Field(
         default={}, description="Credentials and endpoints of the store; values may be ${env:NAME} or ${file:path}."
@@ -126,6 +133,9 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
             raise fail("not with a template in table", wrong[0])
         if wrong:
             raise fail("only with a template in table, such as lake/{region}", wrong[0])
+        if self.start == ("snapshot" if columns else "beginning"):
+            other = "not with a template" if columns else "only with a template"
+            raise fail(f"{self.start} is possible {other} in table", "start")
         root = self.table.partition("{")[0].rpartition("/")[0]
         if columns and not re.match(r"[a-z0-9+.-]+://[^/]|/+[^/]", root):
             raise fail("a template needs a folder, or a bucket, that all its tables lie in", "table")
@@ -162,7 +172,7 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
 
     @property
     def can_decide(self) -> bool:
-        return not self.is_template
+        return not self.is_template and "start" not in self.model_fields_set
 
     def may_write_to(self, location: str) -> bool:
         allowed = f"{self.parts_allowed}|{ESCAPED}" if names_tables(self.input) else self.parts_allowed
@@ -170,6 +180,8 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
 
     def build(self, input_name: str, read_secret: ReadSecret) -> SinkOptions:
         values = {**self.follower_values(read_secret), "input": input_name}
+        if not self.is_template and "start" not in self.model_fields_set:
+            values["start"] = ""
         chosen, other = (DeltaPartsOptions, _OF_TABLES) if self.is_template else (DeltaSinkOptions, _OF_TEMPLATES)
         return chosen(**{key: value for key, value in values.items() if key not in other})
 

@@ -12,7 +12,16 @@ from deltalake.exceptions import DeltaError
 
 from firnline.errors import DamagedError, NewerFormatError, RollbackRefusedError
 from firnline.names import BLIZZARD, epoch_txn, is_service_txn, txn_owner
-from firnline.sinks.base import Effect, KeepRows, LoggedCommit, ReplaceRows, RestoreVersion, SinkReturn, Stranger
+from firnline.sinks.base import (
+    Effect,
+    KeepRows,
+    LoggedCommit,
+    ReplaceRows,
+    RestoreVersion,
+    SinkReturn,
+    Stranger,
+    find_birth,
+)
 from firnline.sinks.delta.log import DeltaLog, LogCommit, decode_blizzard
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import Table
@@ -40,8 +49,11 @@ class EpochVersions:
 
     versions: dict[int, int]  # epoch -> version, for epochs that end a commit
     inside: dict[int, int]  # epoch -> the newest epoch of the commit that it shares
+    birth: tuple[int, int] | None = None  # of a table that was added later: the epoch it begins after, and the version
 
     def find(self, epoch: int) -> int | None:
+        if self.birth is not None and epoch <= self.birth[0]:  # it has no rows of epochs before
+            return self.birth[1]
         return self.versions.get(epoch)
 
     def nearest(self, epoch: int) -> list[int]:
@@ -57,6 +69,9 @@ def read_epoch_versions(log: DeltaLog, pipeline: str, version: int, down_to: int
     inside: dict[int, int] = {}
     for commit in log.backwards(version):
         info = commit.find_info(pipeline)
+        born = find_birth(info)
+        if born:
+            return EpochVersions(versions, inside, (born, commit.version))
         if info is None or "checkpoint" not in info:
             continue
         last = int(info["epoch"])
@@ -228,6 +243,7 @@ class TableHistory:
             columns_removed=[name for name in now.schema.names if name not in then.schema.names],
             properties_changed=_changed(now, then),
             others=[f"{s.name} (version {', '.join(map(str, s.versions[:NAMED]))})" for s in strangers],
+            foreign_commits=sum(len(s.versions) for s in strangers),
             restored=tuple(sorted(restored)),
         )
         problems = []

@@ -36,6 +36,9 @@ class DeltaSinkOptions(SinkOptions):
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     sequence_by: str | None = None  # upsert of records: the column that orders the rows of one key; None: their order
     delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> values of records that delete
+    # What it gets if it is added to a pipeline with history; empty: a snapshot of the captured tables that it reads, if
+    # nothing stands against it. A table with `start` never decides.
+    start: Literal["", "now", "snapshot"] = field(default="", kw_only=True)
 
     @property
     def location(self) -> str:
@@ -44,6 +47,14 @@ class DeltaSinkOptions(SinkOptions):
     @property
     def home(self) -> Home:
         return Home(self.table, self.storage_options)
+
+    @property
+    def can_decide(self) -> bool:
+        return not self.start
+
+    @property
+    def joins(self) -> str | None:
+        return None if self.is_staged else self.start
 
     @property
     def is_staged(self) -> bool:

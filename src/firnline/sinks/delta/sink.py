@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -15,6 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from firnline.checkpoint.codec import short_number
 from firnline.checkpoint.model import Checkpoint
+from firnline.clock import jitter
 from firnline.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -86,6 +86,7 @@ class DeltaSink(Sink):
         self._deferred = False
         self._generation = 0
         self._decided: Decided | None = None  # what the newest claim was given
+        self._begins: EntryRef | None = None  # a further table that has no head begins after this entry
         self._owned = 0  # the generation of our newest claim that the log is known to hold
         self._table_id = ""  # known once the table was read
         self._widening: Widening | None = None  # rewritten files of an attempt that is not committed yet
@@ -101,9 +102,15 @@ class DeltaSink(Sink):
                 check_epochs(self.storage, self._table.version, self._pipeline)
 
     def load(self) -> Head:
-        if not self._table.refresh():
+        return self._read_head() if self._table.refresh() else self._first_head()
+
+    def _first_head(self) -> Head:
+        """Return the head of a table that does not exist: nothing, or where it begins once it is created."""
+        begins = self._begins
+        if begins is None:
             return Head(exists=False, version=-1)
-        return self._read_head()
+        checkpoint = self._ledger.load(begins).checkpoint
+        return Head(False, -1, self._generation, begins.epoch, begins, checkpoint)
 
     def _read_head(self, *, ask_copies: bool = True) -> Head:
         """Return the head at the version of the table handle."""
@@ -141,7 +148,12 @@ class DeltaSink(Sink):
         return self._read_head() if self._table.refresh() else Head(exists=False, version=-1)
 
     def read_fence(self) -> Fence:
-        return self._fence() if self._table.refresh() else Fence()
+        if self._table.refresh():
+            return self._fence()
+        begins = self._begins
+        if begins is None:
+            return Fence()
+        return Fence(-1, begins.epoch, short_number(begins.checksum), self._generation)
 
     def _fence(self) -> Fence:
         """Return the fence at the version of the table handle."""
@@ -267,11 +279,12 @@ class DeltaSink(Sink):
         self._decided = decided
         self._deferred = False
         self._deciding = generation is None
+        self._begins = None if self._deciding else baseline
         for _ in range(CONFLICT_TRIES):
             if not self._table.refresh():
                 self._generation = generation or 1
                 self._deferred = True  # the commit that creates the table carries the claim
-                return Head(exists=False, version=-1, generation=self._generation)
+                return replace(self._first_head(), generation=self._generation)
             at = self._table.version
             check_whole(self.storage, at)
             self._check_joinable()
@@ -285,11 +298,12 @@ class DeltaSink(Sink):
                 return self._own()
             tip_epoch, tip = self._claim_tip()
             txns = {self._id("-gen"): self._generation, self._id("-tip-epoch"): tip_epoch, self._id("-tip"): tip or 0}
-            if baseline is not None and self._table.txn(self._id("")) is None:
-                if at != onto:
+            begins = baseline if self._table.txn(self._id("")) is None else None
+            if begins is not None:
+                if self._deciding and at != onto:
                     raise CommitConflictError("the table moved since another tool's progress was read")
-                txns |= {self._id(""): baseline.epoch, self._id("-entry"): short_number(baseline.checksum)}
-            info = self._info("claim", baseline=baseline.to_json() if baseline else None)
+                txns |= self._head_txns(begins)
+            info = self._info("claim", baseline=begins.to_json() if begins else None)
             try:
                 self._table.append("delta.claim", [], info, txns, {}, onto=at)
             except (CommitConflictError, CommitUnknownError) as error:
@@ -307,6 +321,9 @@ class DeltaSink(Sink):
             f"cannot claim {self._table.uri}: gave up after {CONFLICT_TRIES} conflicts with other writers",
             table=self._table.uri,
         )
+
+    def _head_txns(self, entry: EntryRef) -> dict[str, int]:
+        return {self._id(""): entry.epoch, self._id("-entry"): short_number(entry.checksum)}
 
     def _own(self) -> Head:
         """Confirm our claim at the version read, and make what it adopted durable."""
@@ -380,16 +397,19 @@ class DeltaSink(Sink):
         raise SinkError(f"gave up on {self._table.uri} after {CONFLICT_TRIES} conflicts with other writers")
 
     def _create(self, commit: EpochCommit) -> None:
-        if commit.kind == "epoch" and (commit.previous is not None or not self._deferred):
+        begins = self._begins
+        if commit.kind == "epoch" and (not _is_same(commit.previous, begins) or not self._deferred):
             raise TableLostError(f"the table {self._table.uri} is gone", table=self._table.uri)
         columns = commit.schema if len(commit.schema) else self._placeholder()
-        self._create_table(columns, {self._id("-gen"): self._generation})
+        txns = {self._id("-gen"): self._generation, **(self._head_txns(begins) if begins is not None else {})}
+        self._create_table(columns, txns, begins)
 
-    def _create_table(self, columns: pa.Schema, txns: Mapping[str, int]) -> None:
+    def _create_table(self, columns: pa.Schema, txns: Mapping[str, int], begins: EntryRef | None = None) -> None:
         """Create the table, unless another run has created it meanwhile."""
         check_put_if_absent(self.storage, probe_key(self._pipeline, self._run))
+        info = self._info("create", **({"baseline": begins.to_json()} if begins is not None else {}))
         try:
-            self._table.create(columns, list(self._options.partition_by), self._info("create"), txns)
+            self._table.create(columns, list(self._options.partition_by), info, txns)
         except (CommitConflictError, CommitUnknownError) as error:
             if not self._table.refresh():
                 raise SinkError(f"cannot create the table {self._table.uri}: {error}") from error
@@ -409,7 +429,7 @@ class DeltaSink(Sink):
             raise FencedError("another run created this table at the same time")
         else:
             # An older run's late create: register over it.
-            self.claim(self._run, self._generation, decided=self._decided)
+            self.claim(self._run, self._generation, self._begins, decided=self._decided)
 
     def _check_fence(self, commit: EpochCommit) -> Receipt | None:
         """Check, at the version read, our generation and the previous entry; or that the epoch is already committed."""
@@ -632,7 +652,13 @@ class DeltaSink(Sink):
         return f"firnline{part}:{self._pipeline}"
 
     def _pause(self) -> None:
-        self._clock.sleep(random.uniform(0.005, 0.05))
+        self._clock.sleep(jitter(0.005, 0.05))
+
+
+def _is_same(one: EntryRef | None, other: EntryRef | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.epoch, short_number(one.checksum)) == (other.epoch, short_number(other.checksum))
 
 
 def as_delta(sink: Sink) -> DeltaSink:

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.clock import jitter
 from firnline.errors import CheckpointError, CommitConflictError, CommitUnknownError, DamagedError, SinkError
 from firnline.faults import fault_point
 from firnline.names import (
@@ -289,7 +289,7 @@ class Sweeper:
                 log.table.append("delta.sweep", [], json.dumps(info), log.txns(intent), {}, onto=log.table.version)
                 return True
             except CommitConflictError:
-                time.sleep(random.uniform(0.005, 0.02) * min(2**tries, 16))
+                time.sleep(jitter(0.005, 0.02) * min(2**tries, 16))
             except CommitUnknownError:
                 log.table.refresh()
                 if log.newest() != (intent.number, intent.token):

@@ -447,6 +447,9 @@ class PostgresUpsertSink(PostgresSink):
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
         return True
 
+    def moves(self, own: Mapping[str, Json]) -> bool:
+        return not own.get("sequence_by")
+
     def find_missing(self, effect: Effect) -> list[str]:
         return []
 

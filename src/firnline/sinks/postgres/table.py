@@ -20,6 +20,7 @@ OWNER, EPOCH, EVENT_ID = "_firnline_sink", "_firnline_epoch", "_firnline_id"
 OWN = {OWNER: pa.string(), EPOCH: pa.int64(), EVENT_ID: pa.string()}
 ROW, DELETES, ORDER = "_firnline_row", "_firnline_delete", "_firnline_order"  # of a table of changes
 LACKS = "_firnline_lacks"  # of a table of changes: the columns whose values a row does not have
+MOVED_HERE = "_firnline_moved"  # of a table of changes: the row before deletes the key that the row had until then
 STAGED = Identifier("pg_temp", "firnline_rows")
 UNSTAGE = "DROP TABLE IF EXISTS pg_temp.firnline_rows"
 
@@ -254,6 +255,10 @@ class Merge:
         """Return the statement that removes the staged rows before the one that empties the table."""
         return SQL("DELETE FROM {} AS s WHERE s.{} < {}").format(STAGED, Identifier(ROW), row)
 
+    def forget(self, rows: Sequence[int]) -> Composed:
+        """Return the statement that removes the staged rows with these numbers."""
+        return SQL("DELETE FROM {} AS s WHERE s.{} = ANY({})").format(STAGED, Identifier(ROW), list(rows))
+
     def empty(self) -> Composed:
         """Return the statement that empties the table. Readers see the old rows until the transaction ends."""
         return SQL("DELETE FROM {}").format(self.table.identifier)
@@ -261,7 +266,8 @@ class Merge:
     def fill(self, name: str) -> Composed:
         """Return the statement that gives the newest staged row of each key the newest value of a column.
 
-        A delete has all values: none of the row is left. Rows whose key has no value keep their mark in `LACKS`.
+        A delete has all values: none of the row is left. Rows whose key has no value keep their mark in `LACKS`. A row
+        that was moved to its key has all values by then.
         """
         return SQL(
             "UPDATE {staged} AS d SET {column} = CASE WHEN f.{deletes} THEN NULL ELSE f.{column} END,"
@@ -283,6 +289,55 @@ class Merge:
             target_lacks=_lacks("d", name),
             source_lacks=_lacks("f", name),
         )
+
+    def find_homeless(self) -> Composed:
+        """Return the query for the numbers of moved rows whose old key is not among the staged rows."""
+        return SQL(
+            "SELECT m.{row} FROM {staged} AS m LEFT JOIN {staged} AS o ON o.{row} = m.{row} - 1 AND o.{deletes}"
+            " WHERE m.{moved} AND m.{lacks} ?| {names} AND o.{row} IS NULL ORDER BY 1"
+        ).format(**self._words(), names=list(self.lacking))
+
+    def carry(self, name: str, *, from_table: bool) -> Composed:
+        """Return the statement that gives staged rows which were moved to their key the value that a column had under
+        the old key: the newest staged one, along all moves of the row, or else the value in the table.
+
+        `from_table`: whether the table has rows from before these changes. No moved row lacks a value afterwards.
+        """
+        values = self._words(name)
+        held: Composable = SQL("NULL")
+        if from_table:
+            held = SQL("(SELECT {} FROM {} AS t, {} AS s WHERE s.{} = c.origin AND {})").format(
+                SQL("t.{}" if self.ways[name] == "direct" else "CAST(t.{} AS text)").format(Identifier(name)),
+                self.table.identifier,
+                STAGED,
+                Identifier(ROW),
+                _all(self._match()),
+            )
+        return SQL(
+            "WITH RECURSIVE known AS MATERIALIZED (SELECT s.{row} AS number, s.{moved} AND {lacking} AS takes,"
+            " max(s.{row}) FILTER (WHERE s.{moved} OR NOT {lacking}) OVER (PARTITION BY {key} ORDER BY s.{row}"
+            " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM {staged} AS s),"
+            " chain AS (SELECT k.number, k.number - 1 AS origin, o.before FROM known AS k"
+            " JOIN known AS o ON o.number = k.number - 1 WHERE k.takes"
+            " UNION ALL SELECT c.number, c.before - 1, o.before FROM chain AS c JOIN known AS k ON k.number = c.before"
+            " JOIN known AS o ON o.number = c.before - 1 WHERE k.takes)"
+            " UPDATE {staged} AS d SET {column} = CASE WHEN c.before IS NULL THEN {held}"
+            " WHEN f.{deletes} THEN NULL ELSE f.{column} END, {lacks} = NULLIF(d.{lacks} - {name}, '[]')"
+            " FROM chain AS c LEFT JOIN {staged} AS f ON f.{row} = c.before"
+            " WHERE d.{row} = c.number AND (c.before IS NULL OR NOT {source_lacks} OR NOT f.{moved})"
+        ).format(
+            **values,
+            key=self._key_values(),
+            held=held,
+            lacking=_lacks("s", name),
+            source_lacks=_lacks("f", name),
+        )
+
+    def _words(self, name: str = "") -> dict[str, Any]:
+        """Return what statements about moved rows have in common."""
+        words: dict[str, Any] = {"staged": STAGED, "row": Identifier(ROW), "moved": Identifier(MOVED_HERE)}
+        words |= {"lacks": Identifier(LACKS), "deletes": Identifier(DELETES)}
+        return words | ({"column": Identifier(name), "name": name} if name else {})
 
     def _key_values(self) -> Composed:
         return SQL(", ").join([self._value(name) for name in self.key])

@@ -20,7 +20,7 @@ from psycopg import Connection
 from psycopg.sql import Composed, Identifier
 
 from firnline.errors import SchemaError
-from firnline.options import MISSING, OP, OPERATIONS, SEQUENCE
+from firnline.options import MISSING, MOVED, OP, OPERATIONS, SEQUENCE
 from firnline.sinks.changes import find_deletes, find_truncates, table_columns
 from firnline.sinks.follower import EpochRows
 from firnline.sinks.postgres.database import is_row_error
@@ -30,6 +30,7 @@ from firnline.sinks.postgres.table import (
     EPOCH,
     EVENT_ID,
     LACKS,
+    MOVED_HERE,
     ORDER,
     OWNER,
     ROW,
@@ -46,7 +47,7 @@ CHUNK_ROWS = 65_536
 CHUNK_BYTES = 16 * 1024 * 1024
 COPY_BYTES = 64 * 1024 * 1024  # in one statement, which has a timeout
 _LINE = re.compile(r"COPY [^,]+, line ([0-9]+)")
-_EXTRA = {ROW: "bigint", DELETES: "boolean", ORDER: "bigint", LACKS: "jsonb"}
+_EXTRA = {ROW: "bigint", DELETES: "boolean", ORDER: "bigint", LACKS: "jsonb", MOVED_HERE: "boolean"}
 
 
 _T = TypeVar("_T")
@@ -96,6 +97,7 @@ class Chunk:
     deletes: pa.Array | None = None
     order: pa.Array | None = None
     lacks: pa.Array | None = None  # of each row the columns whose values it does not have
+    moved: pa.Array | None = None  # rows that lack values and had the key which the row before them deletes
     emptied: int | None = None
 
     def slice(self, first: int, end: int) -> Chunk:
@@ -105,9 +107,9 @@ class Chunk:
         return self._each(lambda column: column.filter(keep))
 
     def _each(self, change: Callable[[Any], Any]) -> Chunk:
-        own = (self.deletes, self.order, self.lacks)
-        deletes, order, lacks = (change(column) if column is not None else None for column in own)
-        return Chunk(change(self.batch), change(self.numbers), deletes, order, lacks, self.emptied)
+        own = (self.deletes, self.order, self.lacks, self.moved)
+        deletes, order, lacks, moved = (change(column) if column is not None else None for column in own)
+        return Chunk(change(self.batch), change(self.numbers), deletes, order, lacks, moved, self.emptied)
 
 
 def read_chunks(epoch: EpochRows, shaped: Iterable[tuple[pa.RecordBatch, pa.Array]], shape: Shape) -> Iterator[Chunk]:
@@ -128,11 +130,12 @@ def read_chunks(epoch: EpochRows, shaped: Iterable[tuple[pa.RecordBatch, pa.Arra
                 part, numbers = part.filter(pc.invert(empties)), numbers.filter(pc.invert(empties))
             deletes, order = _changes(part, shape) if shape.key else (None, None)
             lacks = part.column(MISSING) if shape.key and MISSING in part.schema.names else None
+            moved = part.column(MOVED).fill_null(False) if lacks is not None and MOVED in part.schema.names else None
             names = [name for name in shape.columns(part.schema).names if name != EVENT_ID]
             part = part.select(names)
             if shape.event_id:
                 part = part.append_column(EVENT_ID, epoch.event_ids(numbers))
-            yield Chunk(part, numbers, deletes, order, lacks, emptied)
+            yield Chunk(part, numbers, deletes, order, lacks, moved, emptied)
 
 
 def _changes(batch: pa.RecordBatch, shape: Shape) -> tuple[pa.Array, pa.Array]:
@@ -176,6 +179,7 @@ class RowWriter:
         self._is_direct = not shape.key and all(way == "direct" for way in self._ways.values())
         self._emptied: int | None = None  # the number of the last change row so far that empties the table
         self._lacking: set[str] = set()  # columns that a change row so far has no value of
+        self._has_moved = False  # whether a change row so far takes values along from another key
 
     @property
     def _merge(self) -> Merge:
@@ -196,6 +200,8 @@ class RowWriter:
                 return
             self._stage()
             self._copy(STAGED, self._noted(chunks))
+            if self._find_homeless():
+                raise RowsRefusedError
             self._keep_newest()
             if self._emptied is not None:
                 self._db.execute(self._merge.empty())
@@ -213,6 +219,8 @@ class RowWriter:
                 self._emptied = chunk.emptied
             if chunk.lacks is not None:
                 self._lacking |= set(pc.unique(chunk.lacks.flatten()).to_pylist())
+            if chunk.moved is not None:
+                self._has_moved = self._has_moved or bool(pc.any(chunk.moved, min_count=0).as_py())
             if chunk.batch.num_rows:
                 yield chunk
 
@@ -222,9 +230,18 @@ class RowWriter:
             return
         if self._emptied is not None:
             self._db.execute(self._merge.forget_before(self._emptied))
+        for name in self._merge.lacking if self._has_moved else ():
+            self._db.execute(self._merge.carry(name, from_table=self._emptied is None))
         for name in self._merge.lacking:
             self._db.execute(self._merge.fill(name))
         self._db.execute(self._merge.keep_newest())
+
+    def _find_homeless(self) -> list[int]:
+        """Return the numbers of rows whose missing values this table has under no key: the sink, or this table, does
+        not get the delete of their old key."""
+        if not self._has_moved or not self._merge.lacking:
+            return []
+        return [int(row[0]) for row in self._db.execute(self._merge.find_homeless()).fetchall()]
 
     def _stage(self) -> None:
         self._db.execute(UNSTAGE)  # that of another table of the same epoch
@@ -273,6 +290,7 @@ class RowWriter:
             encode(chunk.deletes if chunk.deletes is not None else pa.nulls(count, pa.bool_()), "bool"),
             encode(chunk.order if chunk.order is not None else pa.nulls(count, pa.int64()), "int8"),
             encode(chunk.lacks if chunk.lacks is not None else pa.nulls(count, pa.string()), "jsonb"),
+            encode(chunk.moved if chunk.moved is not None else pa.repeat(pa.scalar(False), count), "bool"),
         ]
         return memoryview(join_rows([*columns, *extra])), bad
 
@@ -296,6 +314,11 @@ class RowWriter:
             numbers += [number for number in chunk.numbers.to_pylist() if number not in found]
             bad |= found
         if self._shape.key:
+            homeless = self._find_homeless()
+            bad |= dict.fromkeys(
+                homeless, "the log does not have all of its values, and the table has no row of its old key"
+            )
+            self._db.execute(self._merge.forget(homeless))
             self._keep_newest()
             rows = self._db.execute(f"SELECT {ROW} FROM pg_temp.firnline_rows ORDER BY {ROW}").fetchall()  # noqa: S608
             numbers = [int(row[0]) for row in rows]

@@ -6,10 +6,11 @@ which is empty, because Redis keeps no entry without a field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,7 @@ MOST_COLUMNS = 3000  # a script passes at most about 8,000 values to one command
 MOST_ROW_BYTES = 512 * 1024 * 1024  # a server takes no larger value, by default
 RANGE_BYTES = 4 * 1024 * 1024
 _BYTES = pa.large_binary()
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Encoded:
     rows: pa.Array  # large_binary: the arguments of each row
     counts: np.ndarray[tuple[int], np.dtype[np.int64]]  # of the arguments
     keys: pa.Array | None  # large_binary: the key of each row
+    moved: Flags | None = None  # hash: rows that take fields along from the key of the row before them
 
     def find_bad(self) -> dict[int, str]:
         """Return the rows that Redis cannot hold, with the reason, by their place in the batch."""
@@ -60,6 +63,9 @@ class Encoded:
             found |= dict.fromkeys(np.flatnonzero(own).tolist(), f"its key begins with {REDIS_PREFIX}")
             nulls = np.flatnonzero(self.keys.is_null().to_numpy(zero_copy_only=False))
             found |= dict.fromkeys(nulls.tolist(), "a column of its key is null")
+        if self.moved is not None:
+            homeless = self.moved & ~_follows(self.shaped.numbers)
+            found |= dict.fromkeys(np.flatnonzero(homeless).tolist(), "its old key, which has its values, is left out")
         return found
 
     def ranges(self) -> Iterator[Range]:
@@ -69,6 +75,8 @@ class Encoded:
         while first < len(self.rows):
             before = int(edges[first - 1]) if first else 0
             until = max(first + 1, int(np.searchsorted(edges, before + RANGE_BYTES, side="right")))
+            while self.moved is not None and until < len(self.rows) and self.moved[until]:
+                until += 1  # one script moves a key and writes to it
             yield Range(
                 rows=Packed(int(self.counts[first:until].sum()), [_data(self.rows.slice(first, until - first))]),
                 keys=Packed(until - first, [_data(keys.slice(first, until - first))]) if keys is not None else NOTHING,
@@ -97,6 +105,7 @@ def encode(shaped: ShapedRows, shape: RedisShape, epoch: EpochRows) -> Encoded:
             f"sink {epoch.sink!r}: {batch.num_columns:,} columns, and a command takes at most {MOST_COLUMNS:,}",
             hint=f"Set `columns` or `exclude` on sink {epoch.sink!r}, or `fields: json`.",
         )
+    moved = _moved(shaped.batch) if keyed and lacks is not None else None
     counts, fields = _fields(batch, shape)
     counts = np.where(written, counts, 0)
     lead = _stream_ids(shaped.numbers, epoch.epoch) if not keyed else _choose(written, bulk("w"), bulk("d"))
@@ -107,8 +116,52 @@ def encode(shaped: ShapedRows, shape: RedisShape, epoch: EpochRows) -> Encoded:
         lead = pc.if_else(pa.array(keeps), pa.scalar(bulk("k"), _BYTES), lead)
         fields = _join(_only(keeps, _staying(lacks, stay)), fields)
         counts = counts + np.where(keeps, 1 + stay, 0)
+        if moved is not None:
+            lead = pc.if_else(pa.array(np.append(moved[1:], False)), pa.scalar(bulk("m"), _BYTES), lead)
     rows = _join(lead, _bulk(_text(pa.array(counts))), fields)
-    return Encoded(shaped, rows, counts + 2, keys)
+    return Encoded(shaped, rows, counts + 2, keys, moved)
+
+
+def keep_together(batches: Iterable[ShapedRows]) -> Iterator[ShapedRows]:
+    """Yield batches, cut elsewhere where a row that takes fields along from the key of the row before it is the first
+    one of a batch."""
+    held: ShapedRows | None = None
+    for shaped in batches:
+        if held is not None:
+            shaped = ShapedRows(
+                pa.Table.from_batches([held.batch, shaped.batch]).combine_chunks().to_batches()[0],
+                pa.concat_arrays([held.numbers, shaped.numbers]),
+                held.first,
+                shaped.end,
+                shaped.table,
+            )
+            held = None
+        rows = len(shaped.numbers)
+        if rows and MOVED in shaped.batch.schema.names and _deletes(shaped.batch.slice(rows - 1))[0]:
+            last = shaped.numbers[rows - 1].as_py()
+            held = replace(
+                shaped, batch=shaped.batch.slice(rows - 1), numbers=shaped.numbers.slice(rows - 1), first=last
+            )
+            shaped = replace(
+                shaped, batch=shaped.batch.slice(0, rows - 1), numbers=shaped.numbers.slice(0, rows - 1), end=last
+            )
+        yield shaped
+    if held is not None:
+        yield held
+
+
+def _moved(batch: pa.RecordBatch) -> Flags | None:
+    """Return which rows take fields along from the key of the row before them; None if none does."""
+    if MOVED not in batch.schema.names:
+        return None
+    found: Flags = batch.column(MOVED).fill_null(False).to_numpy(zero_copy_only=False)
+    return found if found.any() else None
+
+
+def _follows(numbers: pa.Array) -> Flags:
+    """Return which rows are, by number, the next after the row before them."""
+    follows: Flags = np.diff(numbers.to_numpy(), prepend=-2) == 1
+    return follows
 
 
 def _staying(lacks: pa.Array, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:

@@ -10,6 +10,7 @@ rows fails at the first one; that it may write the head is proven by the claim, 
           stream  id, number of arguments, field, value, ...
           hash    w or d, number of arguments, field, value, ...
                   k, number of arguments, number of fields that stay, their names, field, value, ...
+                  m, 0: the key becomes that of the next row
           string  w or d, number of arguments, value
 """
 
@@ -70,6 +71,12 @@ elseif mode ~= 'head' then
     local n = tonumber(ARGV[at + 1])
     if ARGV[at] == 'd' then
       redis.call('DEL', KEYS[number])
+    elseif ARGV[at] == 'm' then
+      if redis.call('EXISTS', KEYS[number]) == 1 then
+        redis.call('RENAME', KEYS[number], KEYS[number + 1])
+      else
+        redis.call('DEL', KEYS[number + 1])
+      end
     elseif ARGV[at] == 'k' then
       local values, kept = at + 3 + tonumber(ARGV[at + 2]), {}
       for i = at + 3, values - 1 do

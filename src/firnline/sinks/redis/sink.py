@@ -21,7 +21,7 @@ from firnline.sinks.dead_letters import DeadLetter
 from firnline.sinks.encoding import encode_rows
 from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead
 from firnline.sinks.redis.client import RedisClient, ScriptLostError
-from firnline.sinks.redis.encode import Range, encode
+from firnline.sinks.redis.encode import Range, encode, keep_together
 from firnline.sinks.redis.options import (
     RedisAddress,
     RedisShape,
@@ -96,6 +96,9 @@ class RedisSink(Follower):
 
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
         return RedisShape.from_json(own).keeps_old
+
+    def moves(self, own: Mapping[str, Json]) -> bool:
+        return self.keeps_old(own)
 
     # -- what is promised -----------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class RedisSink(Follower):
         total, sent, held = delivery.rows.rows, deque[_Sent](), delivery.head
         head = held  # once all that is sent is done
         try:
-            for shaped in delivery.rows.read(delivery.first_row, RANGE_ROWS):
+            for shaped in keep_together(delivery.rows.read(delivery.first_row, RANGE_ROWS)):
                 encoded = encode(shaped, shape, delivery.rows)
                 bad = encoded.find_bad()
                 if bad:

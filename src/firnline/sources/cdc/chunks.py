@@ -36,6 +36,7 @@ class SnapshotBegin:
     sees: Json = None
     high: Json = None
     identity: str = ""  # of the table, as in `TableFacts`
+    logged: str = ""  # of the table, as in `TableFacts`; empty: the server does not say
 
     @property
     def path(self) -> str:
@@ -44,7 +45,8 @@ class SnapshotBegin:
     def to_json(self) -> dict[str, Json]:
         begins = {"table": self.table, "snapshot": self.snapshot, "estimate": self.estimate, "where": self.where}
         more = {"request": self.request, "empties": self.empties, "sees": self.sees, "high": self.high}
-        return {"path": self.path, "begins": {**begins, **more, "identity": self.identity}}
+        logged = {"logged": self.logged} if self.logged else {}
+        return {"path": self.path, "begins": {**begins, **more, "identity": self.identity, **logged}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> SnapshotBegin:
@@ -59,6 +61,7 @@ class SnapshotBegin:
             begins["sees"],
             begins["high"],
             str(begins.get("identity", "")),
+            str(begins.get("logged", "")),
         )
 
 
@@ -109,6 +112,24 @@ class TableLeft:
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> TableLeft:
         return cls(str(value["left"]["table"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TableLogged:
+    """What makes the log have the changes of a table from here on, as in `TableFacts`."""
+
+    table: str
+    logged: str
+    reason: str = ""  # why changes before may be missing, and the table is not read again
+
+    def to_json(self) -> dict[str, Json]:
+        logged = {"table": self.table, "logged": self.logged, "reason": self.reason}
+        return {"path": f"{self.table}.logged", "logged": logged}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> TableLogged:
+        logged = value["logged"]
+        return cls(str(logged["table"]), str(logged["logged"]), str(logged["reason"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +235,7 @@ class Remaining:
 
 
 def lay_under(
-    chunk: pa.RecordBatch, key: Sequence[str], window: Iterable[Changes], sink_key: Collection[str] = ()
+    chunk: pa.RecordBatch, key: Sequence[str], window: Sequence[Changes], sink_key: Collection[str] = ()
 ) -> Remaining:
     """Return the rows of a chunk under the changes of its window, which have the chunk's schema.
 
@@ -222,6 +243,8 @@ def lay_under(
     columns of `sink_key`: an update that changes one of them is a delete and an insert.
     """
     count, names = chunk.num_rows, chunk.schema.names
+    if not window:
+        return Remaining(np.arange(count), chunk, [None] * len(names))
     alive = np.ones(count, np.bool_)
     covered = np.zeros((len(names), count), np.bool_)  # values that a change of the window has
     known = key_texts(chunk.to_struct_array(), key) if count else pa.array([], pa.binary())

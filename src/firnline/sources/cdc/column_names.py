@@ -45,3 +45,9 @@ def names_here(some: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
     """Return the names that some columns of a table get here; `names` are all of its columns."""
     here = dict(zip(names, column_names(names), strict=True))
     return tuple(here[name] for name in some)
+
+
+def renamings(table: str, names: Sequence[str]) -> list[str]:
+    """Return, in words, which columns of a table have another name here."""
+    pairs = zip(names, column_names(names), strict=True)
+    return [f"{table}.{name}: the column is named {here} here" for name, here in pairs if name != here]

@@ -18,13 +18,15 @@ goes on. It consists of frames itself, from which no rows are made.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from firnline.errors import FirnlineError, SchemaError
+from firnline.errors import ConfigError, FirnlineError, SchemaError
+from firnline.sources.cdc.tables import snapshot_command
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -34,10 +36,26 @@ if TYPE_CHECKING:
 
 
 GAP_HINT = (
-    "What is committed stays as it is. Run once with --resnapshot TABLE for every table (`firnline snapshot` lists "
-    "them): the log is read on where it begins now, and the tables are read again. Or with --accept-gap: then what "
-    "changed in between is lost."
+    "What is committed stays as it is. Run once with `firnline run --resnapshot-all`: the log is read on where it "
+    "begins now, and all captured tables are emptied and read again. Or lose what changed in between: "
+    "`firnline run --accept-gap`."
 )
+# Facts of a `SourceError`: the server does not answer, which every reader of it meets; nobody knows the host's name.
+AWAY, UNKNOWN_HOST = "away", "unknown_host"
+# Of a `ConfigError`: it is about the rows of tables alone, to which a right is missing.
+UNREADABLE = "unreadable"
+
+
+def names_no_host(text: str) -> bool:
+    """Return whether the system said that there is no host of a name; not that it could not ask."""
+    return bool(re.search(r"Name or service not known|nodename nor servname|No address associated", text))
+
+
+def at_first(error: FirnlineError) -> FirnlineError:
+    """Return the error of a server that has not answered yet: a wrong name of its host, too, is one of the spec."""
+    if UNKNOWN_HOST not in error.fields:
+        return error
+    return ConfigError(error.message, hint="Correct the host in `dsn`, then run again; nothing was lost.")
 
 
 class Op(IntEnum):
@@ -106,14 +124,13 @@ class LogStream(ABC):
     @abstractmethod
     def context(self, *, at_cut: bool) -> bytes:
         """Return, as frames, what a decoder must know to decode the next frame that `read` returns; `at_cut`: to decode
-        the frames behind the last cut."""
+        the frames behind the last cut, or those behind `open`. Frames that were returned since then change nothing."""
 
     @abstractmethod
     def read(self, max_bytes: int, wait_seconds: float) -> Piece:
         """Return the next frames: at once if there are any, else after `wait_seconds` at most, then perhaps none.
 
         `max_bytes` bounds a piece to whole frames; a single larger frame comes alone. Answers the server's keepalives.
-        A piece ends before a message that changes the context behind a cut of the same piece.
 
         Raises:
             SourceError: the connection is lost; the caller opens the stream again.
@@ -169,6 +186,10 @@ class TableFacts:
     key: tuple[str, ...]  # columns by which changes name a row, unique and never null; empty: there are none
     rows: int  # the server's own estimate
     identity: str = ""  # another table that takes the name has another one; empty: the server does not say
+    can_be_read: bool = True  # otherwise its changes alone are captured
+    # What makes the log have its changes: if it is another one, changes in between are not in the log. Empty: nothing
+    # does; None: the log has the changes of all tables.
+    logged: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +212,7 @@ class TableReader(ABC):
     """Reads tables chunk by chunk while the log goes on. Holds no lock that an application could wait for, and no
     transaction longer than a chunk, but for tables without a key. Used by one thread at a time."""
 
-    reads_whole = False  # whether it reads tables without a key
+    lapse = "for a while, the log did not have all of its changes"  # in words: `TableFacts.logged` is another one
 
     @abstractmethod
     def find_tables(self) -> list[TableFacts]:
@@ -203,7 +224,7 @@ class TableReader(ABC):
 
     @abstractmethod
     def prepare(self, tables: Sequence[str]) -> Mapping[str, FirnlineError]:
-        """See to it that the log has the changes of these tables from now on. Repeatable.
+        """See to it that the log has the changes of these tables from now on. Repeatable. Some may be gone.
 
         Returns, by table, why it cannot be done.
 
@@ -254,13 +275,31 @@ class TableReader(ABC):
             SourceError: it cannot be read now.
         """
 
-    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
-        """Read a table that has no key, in one snapshot, in chunks of up to `limit` rows; only if `reads_whole`.
+    @abstractmethod
+    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Generator[Chunk] | None:
+        """Read a table that has no key, in one snapshot, in chunks of up to `limit` rows.
 
-        All chunks say the same in `sees`, which is exact: the snapshot sees these transactions and no others. Only the
-        last one has a `high`, and `is_last`. Returns None as `read_chunk`, and raises the same.
+        All chunks say the same in `sees`, which is exact: of the transactions that changed the table, the snapshot sees
+        these and no others. Only the last one has a `high`, and `is_last`. Returns None as `read_chunk`, and raises the
+        same. The caller closes the generator.
         """
-        raise NotImplementedError
+
+    def check_may_read(self, tables: Collection[str]) -> None:  # noqa: B027
+        """Check that the user has all rights that reading these tables takes, as far as `find_tables` does not.
+
+        Raises:
+            ConfigError: a right is missing; the hint has the statement that gives it.
+            SourceError: the server does not answer.
+        """
+
+    @abstractmethod
+    def find_unreadable(self, tables: Collection[str]) -> dict[str, FirnlineError]:
+        """Return, of these tables, why those cannot be read whose rows the user has no right to; the hint has the
+        statement that gives it. So do tables that the server hides: it does not tell them from those that do not exist.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -286,6 +325,7 @@ class Column:
     type: pa.DataType
     native: str  # its type in the database's own words, e.g. numeric(10,2)
     is_key: bool = False
+    number: int = 0  # a column that was dropped and added again has another one; 0: the server does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +358,7 @@ class Changes:
     odd: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # by column and row: text of values that do not
     # fit the type (null in `rows`), such as a date before year 1
     moved: npt.NDArray[np.bool_] | None = None  # inserts of rows whose key changed; the row before is the delete
+    anew: bool = False  # a row that empties the table: a snapshot of all of its rows begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +429,36 @@ def lacks_key(schema: TableSchema, keys: SinkKeys, way_out: str) -> SchemaError:
         f"table {table}: a sink upserts its rows by {wanted}, the log identifies them by "
         f"{', '.join(schema.key) or 'no column'}, and an update or a delete in the log does not have the old values of "
         f"{', '.join(sorted(other_key(schema, keys)))}: the sink would keep old rows",
-        hint="Set the key of the sink to that of the table, and name another table in the sink. Or "
-        f"{way_out}; as this holds for later changes only, pass over those before it with `firnline position set`, and "
-        "name another table in the sink, too.",
+        hint=f"Nothing is lost this way: {begin_anew(table)} To keep the key of the sink, {way_out} before that.",
+    )
+
+
+def check_table_key(schema: TableSchema, key: Collection[str]) -> None:
+    """Refuse rows for a sink that takes its key from the table, if the table has another one at their place in the log:
+    several of its rows may have the same values there.
+
+    Raises:
+        SchemaError: it names the table and both keys.
+    """
+    if not key or not schema.columns or (schema.key and set(schema.key) <= set(key)):
+        return
+    names, now = ", ".join(sorted(key)), f"is {', '.join(schema.key)}" if schema.key else "is gone"
+    raise SchemaError(
+        f"table {schema.table}: a sink without `key` upserts its rows by {names}, which was the key of the table when "
+        f"the run began, and its key {now} at this place in the log: rows that differ there would become one",
+        hint=f"If {names} identifies a row before and after, set `key: [{names}]` of the sink. Otherwise, nothing is "
+        f"lost this way: {begin_anew(schema.table)}",
+        table=schema.table,
+    )
+
+
+def begin_anew(table: str) -> str:
+    """Return how a sink of one captured table begins anew, with all of its rows, for a hint."""
+    return (
+        "take the sink out of the spec (one that is no Delta table: firnline sinks forget SINK --yes), and run: "
+        "firnline run --once. Then add it with another name and another table; a Delta table with `start: snapshot`, "
+        f"for any other type: {snapshot_command(None, table, empties=True)}. The only sink of a "
+        "pipeline gets a pipeline with another `name` instead."
     )
 
 

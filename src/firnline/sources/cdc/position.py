@@ -3,8 +3,8 @@ far the rows of tables have been read that were there before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from firnline.errors import DamagedError
 from firnline.sources.base import PositionView, SnapshotProgress
@@ -97,6 +97,11 @@ class LogPosition:
     # By table: a snapshot that the next epoch begins, since rows changed without being in the log; whether sinks lose
     # what they have of the table first.
     due: Mapping[str, bool] = field(default_factory=dict)
+    logged: Mapping[str, str] = field(default_factory=dict)  # by table, as in `TableFacts`: all since is in the log
+    # By table: the key by which sinks of many tables upsert it; empty: they append it; None: they lost its rows, and
+    # those that come next say it.
+    keys: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    unkeyed: frozenset[str] = frozenset()  # tables that lost the key by which they were upserted, and are appended
 
     @property
     def running(self) -> dict[str, TableSnapshot]:
@@ -113,6 +118,27 @@ class LogPosition:
     def serial(self) -> int:
         """The number of the newest snapshot; 0 if there is none."""
         return max((*(one.serial for one in self.snapshots.values()), *self.left.values()), default=0)
+
+    def loses_key(self, table: str, key: tuple[str, ...]) -> bool:
+        """Return whether rows with a key cannot go into what sinks of many tables have of a table: they upsert it by
+        another one, or did so before it had none."""
+        known = self.keys.get(table)
+        return is_other_key(known, key) or (known == () and table in self.unkeyed and bool(key))
+
+    def reads_anew(self, table: str) -> bool:
+        """Return whether a snapshot of a table is still to begin that makes sinks lose what they have of it."""
+        return self.due.get(table, False) or table in self.left
+
+    def with_key(self, table: str, key: tuple[str, ...]) -> LogPosition:
+        """Return the position once sinks of many tables have a table by this key."""
+        lost = {table} if not key and table in self.keys else set()
+        return replace(self, keys={**self.keys, table: key}, unkeyed=(self.unkeyed - {table}) | lost)
+
+    def emptied(self, table: str) -> LogPosition:
+        """Return the position once sinks have lost what they had of a table; those that always appended it keep it."""
+        if not self.keys.get(table) and table not in self.unkeyed:
+            return self
+        return replace(self, keys={**self.keys, table: None})
 
     @property
     def tables(self) -> list[str]:
@@ -135,6 +161,13 @@ class LogPosition:
             "left": dict(self.left),
             **({"shapes": dict(self.shapes)} if self.shapes else {}),
             **({"due": dict(self.due)} if self.due else {}),
+            **({"logged": dict(self.logged)} if self.logged else {}),
+            **(
+                {"keys": {t: list(key) if key is not None else None for t, key in self.keys.items()}}
+                if self.keys
+                else {}
+            ),
+            **({"unkeyed": sorted(self.unkeyed)} if self.unkeyed else {}),
         }
 
     @classmethod
@@ -158,6 +191,9 @@ class LogPosition:
                 {str(table): int(serial) for table, serial in value.get("left", {}).items()},
                 dict(value.get("shapes", {})),
                 dict(value.get("due", {})),
+                dict(value.get("logged", {})),
+                {str(t): tuple(key) if key is not None else None for t, key in value.get("keys", {}).items()},
+                frozenset(value.get("unkeyed", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position of a {kind} source cannot be read: {error}") from error
@@ -168,6 +204,21 @@ class LogPosition:
         if self.running:
             found["snapshot"] = describe_progress(self.running)
         return PositionView(facts=found, location=self.location)
+
+
+def is_other_key(known: Collection[str] | None, key: Collection[str]) -> bool:
+    """Return whether rows with a key cannot be upserted by the known one. What has none is appended to."""
+    return bool(known) and set(known or ()) != set(key)
+
+
+def reads_anew(positions: Mapping[str, Json], port: str, table: str) -> bool:
+    """Return whether the source of a port, by the positions after an epoch, is still to read a table from its first
+    row, and to empty it in sinks before that."""
+    names = [name for name in positions if port.startswith(f"{name}.")]
+    value = positions[max(names, key=len)] if names else None
+    if not isinstance(value, Mapping) or "spool" not in value:
+        return False
+    return LogPosition.from_json(value, str(value.get("kind"))).reads_anew(table)
 
 
 def describe_progress(running: Mapping[str, TableSnapshot]) -> str:

@@ -20,10 +20,28 @@ from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, S
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, lay_under, lost_values
 from firnline.sources.cdc.column_names import BEFORE
 from firnline.sources.cdc.evolution import new_names
-from firnline.sources.cdc.log import Changes, Decoded, LogDecoder, Op, SinkKeys, TableSchema, Transaction
-from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, new_versions, silent_changes, versions_of
-from firnline.sources.cdc.spool import Content, SpoolFile, read_file
+from firnline.sources.cdc.log import (
+    Changes,
+    Ddl,
+    Decoded,
+    LogDecoder,
+    Op,
+    SinkKeys,
+    TableSchema,
+    Transaction,
+    check_table_key,
+)
+from firnline.sources.cdc.reader_settings import WARNINGS, LogReaderSettings
+from firnline.sources.cdc.schemas import (
+    KEYS,
+    SILENT,
+    VERSIONS,
+    SchemaVersion,
+    new_versions,
+    silent_changes,
+    versions_of,
+)
+from firnline.sources.cdc.spool import UNLESS_KEYED, Content, SpoolFile, read_file
 from firnline.sources.cdc.tables import port_of, tables_of_port
 from firnline.sources.columns import Columns
 from firnline.sources.decoding import with_rescued
@@ -55,6 +73,11 @@ class _Read:
     # begin of the window hold only what is seen. Of a spool file: the tables in which rows `moved` to keys with values
     # missing, and `silent` changes, which the log does not have.
     facts: dict[str, Json] = field(default_factory=dict)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Take note of what the run is to warn of."""
+        if warnings:
+            self.facts[WARNINGS] = list(warnings)
 
     def to_json(self) -> dict[str, Json]:
         return {"path": self.path, "rows": self.rows, VERSIONS: [one.to_json() for one in self.schemas], **self.facts}
@@ -98,7 +121,7 @@ class LogReader(SplitReader):
         for item in self._inputs:
             if "begins" in item:
                 yield from self._begin_snapshot(SnapshotBegin.from_json(item), budget)
-            elif "passed" in item or "left" in item:
+            elif "passed" in item or "left" in item or "logged" in item:
                 self._outcomes.append(_Read(str(item["path"])))
             elif "trims" in item:
                 seen = self._count_seen(WindowSeen.from_json(item))
@@ -114,6 +137,7 @@ class LogReader(SplitReader):
         outcome = _Read(file.name)
         yield from self._hand_on(file.name, decoded, outcome, budget)
         outcome.schemas = new_versions({}, versions_of(decoded))
+        outcome.warn(decoded.warnings)
         if silent := silent_changes(decoded):
             outcome.facts[SILENT] = [one.to_json() for one in silent]
         moved = {changes.schema.table for changes in decoded.changes if lost_values(changes)}
@@ -128,9 +152,12 @@ class LogReader(SplitReader):
         if not file.left_out:
             return decoded
         every = np.ones(len(decoded.transactions), np.bool_)
+        # A truncate has no columns, so it does not say whether there is a key.
+        unkeyed = {one.schema.table for one in decoded.changes if one.schema.columns and not one.schema.key}
         sees = {
-            table: self._decoder.sees(one, decoded.transactions) if one is not None else every
+            table: every if one in (None, UNLESS_KEYED) else self._decoder.sees(one, decoded.transactions)
             for table, one in file.left_out.items()
+            if one != UNLESS_KEYED or table in unkeyed
         }
         kept: list[Changes] = []
         for changes in decoded.changes:
@@ -140,13 +167,33 @@ class LogReader(SplitReader):
                     continue
                 changes = _take(changes, chosen) if len(chosen) < len(changes.ops) else changes
             kept.append(changes)
-        return replace(decoded, changes=kept)
+        return replace(decoded, changes=kept, ddl=[_without_seen(one, sees) for one in decoded.ddl])
 
     def _hand_on(self, origin: str, decoded: Decoded, outcome: _Read, budget: Budget) -> Iterator[Sequence[Rows]]:
+        self._note_keys(decoded, outcome)
         for rows in self._rows(origin, decoded):
             outcome.rows += rows.batch.num_rows
             budget.records += rows.batch.num_rows + len(rows.bad)
             yield [rows]
+
+    def _note_keys(self, decoded: Decoded, outcome: _Read) -> None:
+        """Take note of the keys that rows for ports of many tables name."""
+        keys: dict[str, list[Json]] = {}
+        for changes in decoded.changes:
+            table, key = changes.schema.table, self._key_of(changes.schema)
+            if key is None or not any(tables.covers(table) for tables in self._patterns.values()):
+                continue
+            known = keys.setdefault(table, [])
+            if not known or known[-1] != list(key):
+                known.append(list(key))
+        if keys:
+            outcome.facts[KEYS] = keys
+
+    def _key_of(self, schema: TableSchema) -> tuple[str, ...] | None:
+        """Return the key of a table for sinks of many tables; None if the log does not describe the table."""
+        if schema.table in self._settings.unkeyed:
+            return ()
+        return schema.key if schema.columns else None
 
     def _content(self, name: str) -> Content:
         return read_file(self._storage, self._settings.folder, name)
@@ -169,6 +216,7 @@ class LogReader(SplitReader):
                 [],
                 np.zeros(1, np.int64),
                 np.zeros(1, np.int32),
+                anew=not begin.where,
             )
             yield from self._hand_on(begin.path, Decoded([empty], [Transaction("", 0, "")], 1), outcome, budget)
 
@@ -202,6 +250,7 @@ class LogReader(SplitReader):
         decoded = Decoded([changes], [self._decoder.place_of_chunk(file.high)], file.rows, chunk.warnings)
         if len(left.kept):
             outcome.schemas = versions_of(decoded)
+            outcome.warn(chunk.warnings)
             yield from self._hand_on(file.name, decoded, outcome, budget)
 
     def _find_unseen(self, file: ChunkFile) -> tuple[list[Changes], int]:
@@ -252,21 +301,32 @@ class LogReader(SplitReader):
             self._check_keys(changes)
             if port in self._ports:
                 rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
-                yield from self._fit(origin, port, rows, changes.order, changes.odd)
+                yield from self._fit(origin, port, rows, changes)
             for pattern, tables in self._patterns.items():
                 if tables.covers(changes.schema.table):
                     yield from self._table_rows(origin, pattern, changes, decoded)
         if MAIN_PORT in self._ports and decoded.changes:
             batch, order = self._envelope(decoded)
-            yield from self._fit(origin, MAIN_PORT, batch, order, {})
+            yield from self._fit(origin, MAIN_PORT, batch, order)
 
     def _check_keys(self, changes: Changes) -> None:
-        """Refuse a value that its type cannot hold, where a sink identifies rows by it: it would be null.
+        """Refuse rows that a sink cannot identify: of a table without a key of its own, or with a value in the key that
+        its type cannot hold, which would be null.
 
         Raises:
-            SchemaError: it names the table, the column and the value.
+            SchemaError: it names the table, and the column and the value.
         """
         schema = changes.schema
+        port = port_of(schema.table, self._settings.default_schema)
+        if port in self._ports:
+            check_table_key(schema, self._ports[port].table_key)
+        if schema.table in self._settings.unkeyed and self._keys.get(schema.table):
+            raise SchemaError(
+                f"table {schema.table} is system-versioned, and a sink upserts it: the log has rows of the past beside "
+                "those of now, and the sink could not tell them apart",
+                hint="Write `write: append` for the sinks of the table. Or ALTER TABLE ... DROP SYSTEM VERSIONING, and "
+                "read the table again.",
+            )
         for name in sorted(changes.odd.keys() & self._keys.get(schema.table, frozenset())):
             text = next(iter(changes.odd[name].values()))
             raise SchemaError(
@@ -280,7 +340,7 @@ class LogReader(SplitReader):
         """Return the rows of a table, with the columns that say what happened."""
         names = [renamed.get(name, name) for name in changes.rows.schema.names]
         columns = dict(zip(names, changes.rows.columns, strict=True))
-        columns[OP] = _WORDS.take(pa.array(changes.ops))
+        columns[OP] = _op_words(changes.ops)
         missing = _missing(changes, renamed)
         if missing is not None:
             columns[MISSING] = missing
@@ -288,21 +348,23 @@ class LogReader(SplitReader):
                 lost = changes.moved & missing.is_valid().to_numpy(zero_copy_only=False)
                 if lost.any():
                     columns[MOVED] = pa.array(lost, mask=~lost)
-        facts = self._facts(changes, decoded)
-        columns |= {name: values for name, values in facts.items() if name[1:] in self._settings.include}
+        columns |= self._facts(changes, decoded, [name for name in FACTS if name[1:] in self._settings.include])
         if self._settings.wants_before and changes.before is not None:
             columns[BEFORE] = changes.before
         return pa.RecordBatch.from_pydict(columns)
 
-    def _facts(self, changes: Changes, decoded: Decoded) -> dict[str, pa.Array]:
+    def _facts(self, changes: Changes, decoded: Decoded, names: Sequence[str] = FACTS) -> dict[str, pa.Array]:
         index = pa.array(changes.transaction)
-        times = np.array([one.committed_at for one in decoded.transactions], np.int64)
-        known = pa.array(times, mask=times == 0)
-        return {
-            COMMITTED_AT: known.cast(_MICROS).take(index),
-            POSITION: pa.array([one.position for one in decoded.transactions], pa.string()).take(index),
-            TRANSACTION: pa.array([one.id for one in decoded.transactions], pa.string()).take(index),
-        }
+        found: dict[str, pa.Array] = {}
+        for name in names:
+            if name == COMMITTED_AT:
+                times = np.array([one.committed_at for one in decoded.transactions], np.int64)
+                known = pa.array(times, mask=times == 0).cast(_MICROS)
+            else:
+                texts = [one.position if name == POSITION else one.id for one in decoded.transactions]
+                known = pa.array(texts, pa.string())
+            found[name] = known.take(index)
+        return found
 
     def _envelope(self, decoded: Decoded) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Return all changes in the order of the log: what happened, where, and the rows as JSON."""
@@ -315,7 +377,7 @@ class LogReader(SplitReader):
             before = _before_texts(changes)
             missing = _missing(changes, {})
             columns = {
-                OP: _WORDS.take(pa.array(changes.ops)),
+                OP: _op_words(changes.ops),
                 TABLE: pa.repeat(pa.scalar(changes.schema.table), len(changes.ops)),
                 **self._facts(changes, decoded),
                 AFTER_JSON: after,
@@ -332,10 +394,10 @@ class LogReader(SplitReader):
         """Yield the rows of one table at a port of many, with the columns that the database has."""
         batch, schema = self._change_rows(changes, decoded, {}), changes.schema
         owner, _, name = schema.table.partition(".")
-        key = schema.key if schema.columns else None
-        table = SourceTable(owner, name, owner == self._settings.default_schema, key)
+        is_in_default = owner == self._settings.default_schema
+        table = SourceTable(owner, name, is_in_default, self._key_of(schema), changes.anew)
         fitter = ParquetDecoder(pa.schema([]), _NO_COLUMNS)
-        for rows in self._fit(origin, pattern, batch, changes.order, changes.odd, fitter):
+        for rows in self._fit(origin, pattern, batch, changes, fitter):
             yield replace(rows, batch=mark_table(rows.batch, table))
 
     def _fit(
@@ -343,12 +405,16 @@ class LogReader(SplitReader):
         origin: str,
         port: str,
         batch: pa.RecordBatch,
-        order: npt.NDArray[np.int64],
-        odd: Mapping[str, Mapping[int, str]],
+        changes: Changes | npt.NDArray[np.int64],
         fitter: ParquetDecoder | None = None,
     ) -> Iterator[Rows]:
-        """Fit change rows to the columns of their port, or to those of `fitter`."""
+        """Fit change rows to the columns of their port, or to those of `fitter`. `changes` are those of one table, or
+        the order of rows of several."""
         fitter = fitter or self._fitters[port]
+        odd: Mapping[str, Mapping[int, str]] = {}
+        table, order = "", changes
+        if isinstance(changes, Changes):
+            odd, table, order = changes.odd, changes.schema.table, changes.order
         rescued = _rescued_texts(odd, batch.num_rows) if odd else None
         for start in range(0, batch.num_rows, BATCH_ROWS):
             part = batch.slice(start, BATCH_ROWS)
@@ -357,11 +423,18 @@ class LogReader(SplitReader):
             except (UnexpectedFieldError, MismatchError) as error:
                 raise SchemaError(f"{origin}: {error}", file=origin) from error
             places = fitted.record_numbers
-            made, counts = fitted.batch, [replace(one, file=origin) for one in fitted.rescued]
+            made, counts = fitted.batch, [replace(one, file=origin, table=table) for one in fitted.rescued]
             if rescued is not None:
                 made = with_rescued(fitter, made, rescued.take(places))
-                counts += _count_odd(odd, origin) if start == 0 else []
+                counts += _count_odd(odd, origin, table) if start == 0 else []
             yield Rows(origin, made, pa.array(order).take(places), fitted.bad, port=port, rescued=counts)
+
+
+def _op_words(ops: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return the words for what happened to rows."""
+    if len(ops) and (ops == ops[0]).all():
+        return pa.repeat(_WORDS[int(ops[0])], len(ops))
+    return _WORDS.take(pa.array(ops))
 
 
 def _missing(changes: Changes, renamed: Mapping[str, str]) -> pa.Array | None:
@@ -392,6 +465,12 @@ def _before_texts(changes: Changes) -> pa.Array:
     if is_delete.any():
         texts = pc.if_else(pa.array(is_delete), json_texts(changes.rows.to_struct_array()), texts)
     return texts
+
+
+def _without_seen(ddl: Ddl, sees: Mapping[str, npt.NDArray[np.bool_]]) -> Ddl:
+    """Return a statement without what it does to rows of tables whose snapshots see it."""
+    silent = {table: one for table, one in ddl.silent.items() if table not in sees or not sees[table][ddl.transaction]}
+    return replace(ddl, silent=silent)
 
 
 def _take(changes: Changes, chosen: npt.NDArray[np.int64]) -> Changes:
@@ -429,9 +508,10 @@ def _rescued_texts(odd: Mapping[str, Mapping[int, str]], rows: int) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _count_odd(odd: Mapping[str, Mapping[int, str]], origin: str) -> list[Rescued]:
+def _count_odd(odd: Mapping[str, Mapping[int, str]], origin: str, table: str) -> list[Rescued]:
     counts = []
     for column, values in odd.items():
         first = next(iter(values.values()))
-        counts.append(Rescued(column, len(values), first=shorten(json.dumps(first, ensure_ascii=False)), file=origin))
+        text = shorten(json.dumps(first, ensure_ascii=False))
+        counts.append(Rescued(column, len(values), first=text, file=origin, table=table))
     return counts

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from firnline.types import Json
 
+WARNINGS = "warnings"  # of the outcome of a file: what the run warns of; not kept in the ledger
+
 
 @dataclass(frozen=True, slots=True)
 class LogReaderSettings:
@@ -17,6 +19,7 @@ class LogReaderSettings:
     folder: str
     default_schema: str
     include: tuple[str, ...] = ()  # of committed_at, position, transaction, before
+    unkeyed: tuple[str, ...] = ()  # tables of which no key tells the rows of now from those of the past
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -25,6 +28,7 @@ class LogReaderSettings:
             "folder": self.folder,
             "default_schema": self.default_schema,
             "include": list(self.include),
+            "unkeyed": list(self.unkeyed),
         }
 
     @classmethod
@@ -35,6 +39,7 @@ class LogReaderSettings:
             str(value["folder"]),
             str(value["default_schema"]),
             tuple(value["include"]),
+            tuple(value.get("unkeyed", ())),
         )
 
     @property

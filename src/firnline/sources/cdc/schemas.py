@@ -11,14 +11,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from firnline.schema import type_to_text
 from firnline.sources.cdc.log import Column, Decoded, TableSchema
+from firnline.sources.cdc.tables import snapshot_command
 from firnline.sources.files.formats.arrow_fit import own_field
 from firnline.types import Json
 
 VERSIONS = "schemas"  # of an input record: the versions that begin in the file
 SILENT = "silent"  # of an input record: changes of rows which are not in the log, by what the file has
+# Of an outcome, by table: the keys that its rows for ports of many tables name, in their order. Of an input record, by
+# table: the key by which sinks upsert it from here on.
+KEYS = "keys"
 _SHAPE_SIGNS = 8  # of a column
 
 
@@ -30,9 +35,11 @@ class VersionColumn:
     native: str  # its type in the database
     type: str  # its type in tables
     is_key: bool
+    number: int = 0  # as in `Column`
 
     def to_json(self) -> dict[str, Json]:
-        return {"name": self.name, "native": self.native, "type": self.type, "key": self.is_key}
+        found = {"name": self.name, "native": self.native, "type": self.type, "key": self.is_key}
+        return {**found, "number": self.number} if self.number else found
 
     @property
     def shape(self) -> str:
@@ -41,7 +48,8 @@ class VersionColumn:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> VersionColumn:
-        return cls(str(value["name"]), str(value["native"]), str(value["type"]), bool(value["key"]))
+        known = str(value["name"]), str(value["native"]), str(value["type"]), bool(value["key"])
+        return cls(*known, int(value.get("number", 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,10 @@ class SchemaVersion:
     committed_at: int  # of that transaction, microseconds since 1970; 0: unknown
 
     @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns if column.is_key)
+
+    @property
     def fingerprint(self) -> str:
         """What identifies the content, without the place."""
         text = json.dumps([self.table, [one.to_json() for one in self.columns]], sort_keys=True)
@@ -61,8 +73,10 @@ class SchemaVersion:
 
     @property
     def shape(self) -> str:
-        """The names and types of the columns in few signs, for `compare_shapes`: a position has it."""
-        return "".join(column.shape for column in self.columns)
+        """The names, types and numbers of the columns in few signs, for `compare_shapes`: a position has it."""
+        numbers = [column.number for column in self.columns]
+        more = "#" + ",".join(map(str, numbers)) if any(numbers) else ""
+        return "".join(column.shape for column in self.columns) + more
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -78,6 +92,25 @@ class SchemaVersion:
         return cls(str(value["table"]), columns, str(value["position"]), int(value["committed_at"]))
 
 
+TableState = Literal["keyed", "unkeyed", "gone"]  # as the server has a table now
+
+UNKEYED_WAY = (
+    "a table without a key is read again only as a new one: leave it out of `tables`, run once, then name it again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """What brings the rows of a table up to date: a command to paste, or words; neither if nothing helps."""
+
+    command: str = ""
+    words: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"to read the table again: {self.command}" if self.command else self.words
+
+
 @dataclass(frozen=True, slots=True)
 class SilentChange:
     """A change of rows that the log does not have: of a statement, or of a column that is new or has another type."""
@@ -85,18 +118,25 @@ class SilentChange:
     table: str
     reason: str
     position: str  # where in the log, in the database's own words
-    again: str = "read"  # as in `SilentEffect`
+    again: str = "read"  # as in `SilentEffect`; `key`: as `replace`, since rows have another key than sinks have
     asked: bool = False  # the next epoch begins a snapshot of the table
 
-    @property
-    def command(self) -> str:
-        """What a person types to bring the rows up to date; empty if nothing helps."""
-        return f"firnline snapshot --table {self.table}{' --empty' * self.empties}" if self.again else ""
+    def way_out(self, source: str, state: TableState) -> WayOut:
+        """Return what a person does to bring the rows up to date, for a table in this state."""
+        if self.asked:
+            return WayOut()
+        if state == "gone":
+            return WayOut(words="the server has no such table now")
+        if not self.again:
+            return WayOut()
+        if state == "unkeyed":
+            return WayOut(words=UNKEYED_WAY)
+        return WayOut(snapshot_command(source, self.table, empties=self.empties))
 
     @property
     def empties(self) -> bool:
         """Whether sinks have rows that are gone."""
-        return self.again in ("empty", "replace")
+        return self.again in ("empty", "replace", "key")
 
     def to_json(self) -> dict[str, Json]:
         found = {"table": self.table, "reason": self.reason, "position": self.position}
@@ -122,8 +162,11 @@ def compare_shapes(before: str, after: SchemaVersion) -> SilentChange | None:
 
     `before` is the shape of the schema before it.
     """
-    parts = [before[start : start + _SHAPE_SIGNS] for start in range(0, len(before), _SHAPE_SIGNS)]
+    signs, _, numbers = before.partition("#")  # positions of older versions have no numbers
+    parts = [signs[start : start + _SHAPE_SIGNS] for start in range(0, len(signs), _SHAPE_SIGNS)]
     old = {part[: _SHAPE_SIGNS // 2]: part for part in parts}
+    names = [part[: _SHAPE_SIGNS // 2] for part in parts]
+    old_numbers = dict(zip(names, map(int, filter(None, numbers.split(","))), strict=False))
     reasons = []
     for column in after.columns:
         part = column.shape
@@ -132,6 +175,8 @@ def compare_shapes(before: str, after: SchemaVersion) -> SilentChange | None:
             reasons.append(f"column {column.name} is new: rows from before lack its values")
         elif known != part:
             reasons.append(f"column {column.name} became {column.native}: rows from before keep their old value")
+        elif column.number and old_numbers.get(part[: _SHAPE_SIGNS // 2], 0) not in (0, column.number):
+            reasons.append(f"column {column.name} was dropped and added again: rows from before have its old values")
     return SilentChange(after.table, "; ".join(reasons), after.position) if reasons else None
 
 
@@ -153,7 +198,7 @@ def _short_hash(text: str) -> str:
 
 
 def _columns(schema: TableSchema) -> tuple[VersionColumn, ...]:
-    return tuple(VersionColumn(one.name, one.native, _type_here(one), one.is_key) for one in schema.columns)
+    return tuple(VersionColumn(one.name, one.native, _type_here(one), one.is_key, one.number) for one in schema.columns)
 
 
 def _type_here(column: Column) -> str:

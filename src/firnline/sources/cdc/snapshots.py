@@ -7,23 +7,32 @@ other, and chunks are given on in that order, so that each sees at least what th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import random
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from firnline.clock import monotonic
+from firnline.clock import jitter, monotonic
 from firnline.errors import FirnlineError, SourceError
 from firnline.faults import fault_point
 from firnline.names import chunk_name
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, WindowSeen
-from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLogged, WindowSeen
+from firnline.sources.cdc.log import (
+    AWAY,
+    UNREADABLE,
+    Chunk,
+    TableChangedError,
+    TableFacts,
+    TableGoneError,
+    TableReader,
+)
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
-from firnline.sources.cdc.spool import Content, pack
+from firnline.sources.cdc.schemas import TableState
+from firnline.sources.cdc.spool import UNLESS_KEYED, Content, pack
 from firnline.sources.cdc.spooling import Awaited, Spooler
 from firnline.storage import Storage
 from firnline.types import Json
@@ -32,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["initial", "never", "always"]
 
-CHUNK_ROWS = 50_000
+CHUNK_ROWS = 200_000
 MAX_AHEAD = 4  # chunks that were read and that no epoch has given on
 WINDOW_FILES = 16  # after so many more, while no chunk is read, it is found out which of them are of no use
 LOOK_SECONDS = 30.0  # between two looks for tables that are new
@@ -87,6 +96,7 @@ class _Whole(_Tried):
     """
 
     identity: str = ""  # of the table
+    logged: str = ""  # of the table
     begin: SnapshotBegin | None = None
     chunks: list[ChunkFile] = field(default_factory=list)
     is_prepared: bool = False  # the log has its changes
@@ -119,12 +129,13 @@ class _Shared:
     wants_look: bool = False  # now, not when it is due
     checked: set[str] = field(default_factory=set)  # tables that are due: somebody has looked since whether they exist
     changed: set[str] = field(default_factory=set)  # ids of snapshots whose tables have another key now
-    # By table and identity: where the log has passed the table that had the name before.
+    # By table and what tells it from the one before: where the log has passed that one, or what is not in the log.
     replaced: dict[tuple[str, str], Awaited] = field(default_factory=dict)
     asked: dict[str, Asked] = field(default_factory=dict)  # by request
     refused: set[str] = field(default_factory=set)  # requests
     made: set[str] = field(default_factory=set)  # ids of this run
     error: FirnlineError | None = None  # of the last look at the tables
+    hidden: dict[str, FirnlineError] = field(default_factory=dict)  # tables that the last look did not find, with why
 
 
 class SnapshotTaker:
@@ -140,8 +151,10 @@ class SnapshotTaker:
         mode: Mode,
         check_holder: Callable[[], None],
         name: str,
+        named: Collection[str] = (),
     ) -> None:
         self._reader = reader
+        self._named = named  # tables that the spec names one by one: the server may hide them
         self._spooler = spooler
         self._storage = storage
         self._folder = folder
@@ -168,8 +181,15 @@ class SnapshotTaker:
     def ask(self, asked: Asked) -> None:
         """Take note of a snapshot that a person asked for. Repeatable."""
         with self._news:
-            self._shared.asked.setdefault(asked.request, asked)
+            if asked.request not in self._shared.asked:
+                self._shared.asked[asked.request], self._shared.wants_look = asked, True
             self._news.notify_all()
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """The requests that are not answered, since their tables are gone or have no key; the log names them."""
+        with self._news:
+            return frozenset(self._shared.refused)
 
     def forget(self, requests: Sequence[str]) -> None:
         """Forget what a person asked for: the epoch that begins it is committed."""
@@ -202,7 +222,7 @@ class SnapshotTaker:
                     shared.passing[one.id] = self._spooler.wait_for(one.high)
             shared.changed &= running.keys()
             shared.checked &= position.due.keys()
-            replaced = {(table.name, table.identity) for table in self._find_replaced(position, shared.tables)}
+            replaced = {_mark(table) for table in self._find_awaited(position, shared.tables)}
             shared.replaced = {one: awaited for one, awaited in shared.replaced.items() if one in replaced}
             is_known = len(replaced) == len(shared.replaced) and shared.checked == position.due.keys()
             shared.wants_look = shared.wants_look or not is_known or bool(self._find_left(position))
@@ -242,7 +262,7 @@ class SnapshotTaker:
                     chosen[table.name] = None
                 elif known is not None and known.id in shared.changed:
                     chosen[table.name] = Asked(known.request, table.name, known.where)
-            replaced = {table.name: table.identity for table in self._find_replaced(position, shared.tables)}
+            replaced = {table.name: table for table in self._find_replaced(position, shared.tables)}
             answered = {one.request for one in position.snapshots.values()}
             for asked in sorted(shared.asked.values(), key=lambda one: bool(one.where)):
                 if asked.request in answered or asked.table not in shared.tables or asked.table in replaced:
@@ -251,17 +271,15 @@ class SnapshotTaker:
                     continue  # some rows never take the place of all: they are read afterwards
                 if shared.tables[asked.table].key:
                     chosen[asked.table] = asked
-                elif asked.request not in shared.refused:
-                    shared.refused.add(asked.request)
-                    logger.warning(
-                        "table without a key cannot be read again: its rows would come twice",
-                        extra={"source": self._name, "table": asked.table},
-                    )
-            for name, identity in replaced.items():
+                else:
+                    self._refuse(asked, "it has no key, so that its rows would come twice")
+            for name, table in replaced.items():
                 chosen.pop(name, None)
-                if shared.tables[name].key and self._has_passed(name, identity, position):
+                if table.key and self._has_passed(table, position):
                     known = position.snapshots[name]
-                    chosen[name] = Asked("" if known.done else known.request, name, empties=True)
+                    wanted = (one for one in shared.asked.values() if one.table == name and not one.where)
+                    request = next((one.request for one in wanted if one.request not in answered), "")
+                    chosen[name] = Asked(request if known.done else known.request, name, empties=True)
             if any(one.is_read_now for one in shared.wholes.values()):  # snapshots begin in the order of their serials
                 chosen.clear()
             for name, asked_for in sorted(chosen.items()):
@@ -269,7 +287,9 @@ class SnapshotTaker:
                 shared.made.add(id_)
                 facts = shared.tables[name]
                 empties = position.due.get(name, False)
-                begin = SnapshotBegin(name, id_, facts.rows, empties=empties, identity=facts.identity)
+                begin = SnapshotBegin(
+                    name, id_, facts.rows, empties=empties, identity=facts.identity, logged=facts.logged or ""
+                )
                 if asked_for is not None:
                     empties = empties or asked_for.empties
                     begin = replace(begin, where=asked_for.where, request=asked_for.request, empties=empties)
@@ -279,43 +299,92 @@ class SnapshotTaker:
                 replace(one, empties=True) if one.table in position.left and not one.where else one for one in begins
             ]
 
+    def _refuse(self, asked: Asked, reason: str) -> None:
+        """Drop a request that cannot be answered."""
+        if asked.request not in self._shared.refused:
+            self._shared.refused.add(asked.request)
+            facts = {"source": self._name, "table": asked.table, "reason": reason}
+            logger.warning("table is not read again, and the request is dropped", extra=facts)
+
     def _find_replaced(self, position: LogPosition, tables: Mapping[str, TableFacts] | None) -> list[TableFacts]:
-        """Return the tables that took the name of another one, whose rows are those of the position."""
+        """Return the tables that took the name of another one, whose rows are those of the position, and those of which
+        the log lacks changes."""
         found = []
         for table in (tables or {}).values():
             known = position.snapshots.get(table.name)
             if known is None or (self._mode == "never" and known.done):
                 continue
-            if not table.key and not self._reader.reads_whole:
+            if not table.key and not table.can_be_read:
                 continue
-            if known.identity and table.identity and known.identity != table.identity:
+            is_other = known.identity and table.identity and known.identity != table.identity
+            if is_other or self._has_lapsed(table, position):
                 found.append(table)
         return found
 
-    def _has_passed(self, name: str, identity: str, position: LogPosition) -> bool:
+    def _find_awaited(self, position: LogPosition, tables: Mapping[str, TableFacts] | None) -> list[TableFacts]:
+        """Return the tables for which the log must pass what came before: those that are replaced, and those of which
+        it lacks changes."""
+        replaced = self._find_replaced(position, tables)
+        lapsed = [one for one in (tables or {}).values() if self._has_lapsed(one, position)]
+        return [*replaced, *(one for one in lapsed if one not in replaced)]
+
+    @staticmethod
+    def _has_lapsed(table: TableFacts, position: LogPosition) -> bool:
+        """Return whether the log lacks changes of a table behind what a position has of it."""
+        known = position.logged.get(table.name)
+        return bool(known and table.logged) and known != table.logged
+
+    def find_logged(self, position: LogPosition) -> list[TableLogged]:
+        """Return what makes the log have the changes of tables, where a position does not say it; of tables that are
+        not read again, also where it says something else."""
+        with self._news:
+            found = []
+            for table in (self._shared.tables or {}).values():
+                if not table.logged or (self._mode != "never" and table.name not in position.snapshots):
+                    continue
+                if table.name not in position.logged:
+                    found.append(TableLogged(table.name, table.logged))
+                elif self._has_lapsed(table, position) and self._has_passed(table, position):
+                    found.append(TableLogged(table.name, table.logged, self._reader.lapse))
+            read_again = {table.name for table in self._find_replaced(position, self._shared.tables)}
+            return [one for one in found if one.table not in read_again]
+
+    def _has_passed(self, table: TableFacts, position: LogPosition) -> bool:
         """Return whether the log up to a position has all changes of the table that had the name before."""
-        passed = self._shared.replaced.get((name, identity))
+        passed = self._shared.replaced.get(_mark(table))
         return passed is not None and passed.file is not None and passed.file <= position.spool
 
     def find_gone(self, position: LogPosition) -> list[str]:
         """Return the names that tables without a key took from others: these are forgotten, and the new ones read."""
         with self._news:
             replaced = self._find_replaced(position, self._shared.tables)
-            return [one.name for one in replaced if not one.key and self._has_passed(one.name, one.identity, position)]
+            gone = [one.name for one in replaced if not one.key and self._has_passed(one, position)]
+            return list(dict.fromkeys([*gone, *self._find_due_wholes(position)]))
+
+    def _find_due_wholes(self, position: LogPosition) -> list[str]:
+        """Return the tables without a key that are due: the log says that they took the names of others."""
+        tables = self._shared.tables or {}
+        due = [tables[one] for one in position.due if one in self._shared.checked and one in tables]
+        return [one.name for one in due if not one.key and one.can_be_read and self._mode != "never"]
 
     def _find_left(self, position: LogPosition) -> list[TableFacts]:
         """Return the tables without a key that are to be read anew, since what was read of them is forgotten."""
-        if self._mode == "never" or not self._reader.reads_whole:
+        if self._mode == "never":
             return []
         known = self._shared.wholes.keys() | position.snapshots.keys()
-        tables = (self._shared.tables or {}).values()
-        return [one for one in tables if not one.key and one.name in position.left and one.name not in known]
+        tables = [one for one in (self._shared.tables or {}).values() if not one.key and one.can_be_read]
+        return [one for one in tables if one.name in position.left and one.name not in known]
 
-    def may_read_again(self, table: str) -> bool:
-        """Return whether a table can be read again: not without a key, since its rows would come twice."""
+    def table_state(self, table: str) -> TableState:
+        """Return how the server had a table at the last look. Without a key it is not read again, since its rows would
+        come twice."""
         with self._news:
-            known = (self._shared.tables or {}).get(table)
-            return known is None or bool(known.key)
+            shared = self._shared
+            known = (shared.tables or {}).get(table)
+            was_there = shared.position is not None and table in shared.position.tables
+            if known is None and shared.tables is not None and was_there and table not in shared.hidden:
+                return "gone"
+            return "keyed" if known is None or known.key else "unkeyed"
 
     def holds_log(self, position: LogPosition) -> bool:
         """Return whether the log must wait: a table without a key is being read, and what its snapshot sees is not
@@ -326,9 +395,20 @@ class SnapshotTaker:
 
     def left_out(self, position: LogPosition) -> dict[str, Json]:
         """Return the tables without a key that are still to be read: their changes are left out of the log until
-        then."""
+        then. So are those of a hidden table, if the log says that it has no key."""
         with self._news:
-            return dict.fromkeys(self._pending(position))
+            given_on = position.schemas.keys() - position.left.keys()
+            hidden = dict.fromkeys(self._find_hidden(position).keys() - given_on, UNLESS_KEYED)
+            return {**hidden, **dict.fromkeys(self._pending(position))}
+
+    def _find_hidden(self, position: LogPosition) -> dict[str, FirnlineError]:
+        """Return why the server shows nothing of tables whose rows are still to be read."""
+        asked = {one.table for one in self._shared.asked.values()}
+        return {
+            table: why
+            for table, why in self._shared.hidden.items()
+            if is_to_be_read(position, table, self._mode) or table in asked
+        }
 
     def _pending(self, position: LogPosition) -> dict[str, _Whole]:
         """Return the tables without a key that are still to be begun behind a position."""
@@ -387,6 +467,13 @@ class SnapshotTaker:
             is_needed = any(one.file.name not in names for one in self._waiting(position))
             return [WindowSeen(seen, position.window)] if seen is not None and position.window and not is_needed else []
 
+    def is_settled(self, position: LogPosition) -> bool:
+        """Return whether no table is being read that can be."""
+        try:
+            return self.is_done(position)
+        except FirnlineError:
+            return True
+
     def is_done(self, position: LogPosition) -> bool:
         """Return whether all tables have been read.
 
@@ -402,9 +489,11 @@ class SnapshotTaker:
             if waits or self._waiting(position):
                 return False
             error = next((one.error for one in (*tried, *pending) if one is not None), shared.error)
-            replaced = self._find_replaced(position, shared.tables) if shared.error is None else shared.replaced
+            error = error or next(iter(self._find_hidden(position).values()), None)
+            replaced = self._find_awaited(position, shared.tables) if shared.error is None else shared.replaced
             is_unknown = shared.error is None and shared.checked != position.due.keys()
-            is_unknown = is_unknown or bool(self._find_left(position))
+            is_unknown = is_unknown or bool(self._find_left(position)) or bool(self._find_due_wholes(position))
+            is_unknown = is_unknown or (shared.error is None and shared.wants_look and bool(shared.asked))
             if replaced or is_unknown or (shared.tables is None and error is None):
                 return False
         if self.begins(position):
@@ -421,11 +510,13 @@ class SnapshotTaker:
             found = [f"tables cannot be read: {shared.error.message}"] if shared.error is not None else []
             for id_, cursor in shared.cursors.items():
                 if cursor.error is not None and id_ in names:
-                    found.append(f"table {names[id_]} cannot be read: {cursor.error.message}")
+                    found.append(f"table {names[id_]} cannot be read: {_in_words(cursor.error)}")
             for table, whole in shared.wholes.items():
                 if whole.error is not None:
                     without = ", and its changes are left out until it can" if whole.held_since is None else ""
-                    found.append(f"table {table} cannot be read{without}: {whole.error.message}")
+                    found.append(f"table {table} cannot be read{without}: {_in_words(whole.error)}")
+            for table, error in self._find_hidden(shared.position).items() if shared.position is not None else ():
+                found.append(f"table {table} cannot be read: {_in_words(error)}")
         return "; ".join(found) or None
 
     def _names(self) -> dict[str, str]:
@@ -452,57 +543,92 @@ class SnapshotTaker:
         """Look which tables there are, and make the log have the changes of those that are new."""
         found: dict[str, TableFacts] | None = None
         failed: Mapping[str, FirnlineError] = {}
+        hidden: dict[str, FirnlineError] = {}
         has_looked = False
         try:
             self._check_holder()
             with self._news:
                 due = set(self._shared.position.due) if self._shared.position is not None else set()
+                asked, self._shared.wants_look = list(self._shared.asked.values()), False
             tables = {table.name: table for table in self._reader.find_tables()}
+            hidden = self._look_for_hidden(tables, asked)
             with self._news:
                 known = self._shared.tables
                 new = [table for name, table in tables.items() if name not in (known or {})]
                 left = self._find_left(self._shared.position) if self._shared.position is not None else []
                 self._find_wholes([*new, *(tables[one.name] for one in left if one.name in tables)])
+                captured = self._shared.position.tables if self._shared.position is not None else []
             has_looked = True
-            if known is None or any(_differ(table, known.get(name)) for name, table in tables.items()):
-                failed = self._reader.prepare(list(tables))
+            gone = [name for name in captured if name not in tables]
+            if known is None or gone or any(_differ(table, known.get(name)) for name, table in tables.items()):
+                failed = self._reader.prepare([*tables, *gone])
+                tables = self._as_logged(tables)
             replaced = self._await_replaced(tables)
-            found, error = tables, next(iter(failed.values()), None)
+            found = {name: table for name, table in tables.items() if table.logged != ""}
+            error = next(iter(failed.values()), None)
         except Exception as failure:  # whatever a client library raises
             error = _as_failure(failure)
         with self._news:
             if error is not None and self._shared.error is None:
-                logger.warning("tables cannot be read", extra={"source": self._name, "reason": str(error)})
-            self._shared.error, self._shared.wants_look = error, False
+                logger.log(_level(error), "tables cannot be read", extra={"source": self._name, "reason": str(error)})
+            self._shared.error = error
             self._shared.has_looked |= has_looked
+            if has_looked:
+                known_before, self._shared.hidden = self._shared.hidden, hidden
+                needed = self._find_hidden(self._shared.position) if self._shared.position is not None else {}
+                for name in needed.keys() - known_before.keys():
+                    self._warn_of(name, hidden[name])
             if found is not None:
                 self._shared.tables = {name: table for name, table in found.items() if name not in failed}
                 self._shared.replaced |= replaced
                 self._shared.checked |= due
+                for one in asked:
+                    if one.table in hidden:
+                        self._refuse(one, _in_words(hidden[one.table]))
+                    elif one.table not in found:
+                        self._refuse(one, "the server has no such table that is captured")
             for name, whole in self._shared.wholes.items():
                 if found is not None and name in found and name not in failed:
                     whole.is_prepared = True
-                    whole.identity = found[name].identity
+                    whole.identity, whole.logged = found[name].identity, found[name].logged or ""
                 elif not whole.is_prepared:  # nobody knows for how long
                     whole.held_since = None
             self._news.notify_all()
         return found is not None
 
+    def _look_for_hidden(self, tables: Collection[str], asked: Sequence[Asked]) -> dict[str, FirnlineError]:
+        """Return why tables cannot be read that the server does not show, though the spec, the log or a person names
+        them."""
+        with self._news:
+            position = self._shared.position
+        known = position.tables if position is not None else []
+        named = {*self._named, *known, *(one.table for one in asked)}
+        return self._reader.find_unreadable(sorted(named.difference(tables)))
+
+    def _as_logged(self, tables: Mapping[str, TableFacts]) -> dict[str, TableFacts]:
+        """Return tables with what makes the log have their changes now, after `prepare`."""
+        if not any(one.logged is not None for one in tables.values()):
+            return dict(tables)
+        now = {(one.name, one.identity): one.logged for one in self._reader.find_tables()}
+        return {name: replace(one, logged=now.get((name, one.identity), "")) for name, one in tables.items()}
+
     def _await_replaced(self, tables: Mapping[str, TableFacts]) -> dict[tuple[str, str], Awaited]:
         """Wait until the log has passed the tables whose names others have now: their changes come before."""
         with self._news:
-            position, known = self._shared.position, self._shared.replaced
-            found = self._find_replaced(position, tables) if position is not None else []
-            new = [table for table in found if (table.name, table.identity) not in known]
+            position, awaited = self._shared.position, self._shared.replaced
+            found = self._find_awaited(position, tables) if position is not None else []
+            new = [table for table in found if _mark(table) not in awaited]
         if not new:
             return {}
         end = self._reader.find_end()
         for table in new:
-            logger.warning(
-                "another table has the name now: sinks that upsert lose the old one's rows, then it is read",
-                extra={"source": self._name, "table": table.name},
-            )
-        return {(table.name, table.identity): self._spooler.wait_for(end) for table in new}
+            text = "another table has the name now: sinks that upsert lose the old one's rows, then it is read"
+            known = position.snapshots.get(table.name) if position is not None else None
+            if known is not None and known.identity == table.identity:
+                text = f"table is read again, and sinks that upsert lose its rows first: {self._reader.lapse}"
+            if known is not None and (self._mode != "never" or not known.done):  # an epoch warns of the others
+                logger.warning(text, extra={"source": self._name, "table": table.name})
+        return {_mark(table): self._spooler.wait_for(end) for table in new}
 
     def _find_wholes(self, new: Sequence[TableFacts]) -> None:
         """Take note of new tables without a key. From now on the log waits, until they are read."""
@@ -511,7 +637,7 @@ class SnapshotTaker:
             if table.key or self._mode == "never" or position is None or table.name in position.snapshots:
                 continue
             is_given_on = table.name in position.schemas and table.name not in position.left
-            if is_given_on or not self._reader.reads_whole:
+            if is_given_on or not table.can_be_read:
                 self._warn_of_earlier_rows(table.name)
             else:
                 self._shared.wholes.setdefault(table.name, _Whole(held_since=monotonic()))
@@ -592,10 +718,12 @@ class SnapshotTaker:
         try:
             self._check_holder()
             if whole.barrier is None:
-                whole.barrier = self._reader.barrier(position.place)
+                # Epochs that were under way when the log began to wait have no more of it than this.
+                whole.barrier = self._reader.barrier(self._spooler.end_place)
             chunks = self._reader.read_whole(table, CHUNK_ROWS, barrier=whole.barrier)
             if chunks is not None:
-                self._keep_whole(table, whole, chunks)
+                with contextlib.closing(chunks):
+                    self._keep_whole(table, whole, chunks)
             elif whole.may_hold:
                 whole.not_before = monotonic() + WAIT_SECONDS
             else:
@@ -632,7 +760,15 @@ class SnapshotTaker:
             files.append(self._write(table, state, chunk))
             state, last = replace(state, chunks=state.chunks + 1, rows=state.rows + chunk.rows), chunk
         assert last is not None
-        begin = SnapshotBegin(table, state.id, state.rows, sees=last.sees, high=last.high, identity=whole.identity)
+        begin = SnapshotBegin(
+            table,
+            state.id,
+            state.rows,
+            sees=last.sees,
+            high=last.high,
+            identity=whole.identity,
+            logged=whole.logged,
+        )
         with self._news:
             whole.begin, whole.chunks = begin, [replace(file, high=last.high) for file in files]
             whole.error = None
@@ -651,11 +787,15 @@ class SnapshotTaker:
         """Take note of a failure; the table is tried again after a pause."""
         failure = _as_failure(error)
         if one.error is None:
-            facts = {"source": self._name, "table": table, "reason": str(failure)}
-            logger.warning("table cannot be read, trying again", extra=facts)
+            self._warn_of(table, failure)
         with self._news:
             one.failures += 1
             one.error, one.not_before = failure, monotonic() + _pause(one.failures)
+
+    def _warn_of(self, table: str, failure: FirnlineError) -> None:
+        """Log why a table cannot be read; it is tried again."""
+        text = "table %s cannot be read, trying again: %s"
+        logger.log(_level(failure), text, table, _in_words(failure), extra={"source": self._name})
 
     def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> None:
         state = cursor.state
@@ -736,12 +876,34 @@ class SnapshotTaker:
 
 
 def _differ(table: TableFacts, known: TableFacts | None) -> bool:
-    """Return whether a table is another one than before, or has another key."""
-    return known is None or (table.identity, table.key) != (known.identity, known.key)
+    """Return whether a table is another one than before, has another key, or is logged in another way or not at all."""
+    if known is None or table.logged == "":
+        return True
+    return (table.identity, table.key, table.logged) != (known.identity, known.key, known.logged)
+
+
+def _mark(table: TableFacts) -> tuple[str, str]:
+    """Return what tells a table from one that had its name before, or was logged in another way."""
+    return table.name, f"{table.identity} {table.logged or ''}"
 
 
 def _make_id(serial: int) -> str:
     return f"{serial:08d}-{secrets.token_hex(4)}"
+
+
+def is_to_be_read(position: LogPosition, table: str, mode: Mode) -> bool:
+    """Return whether the rows of a table are still to be read, behind a position."""
+    return table in position.due or (mode != "never" and table not in position.snapshots)
+
+
+def _in_words(error: FirnlineError) -> str:
+    """Return an error, with the statement that mends it if a right is missing."""
+    return f"{error.message}. {error.hint}".rstrip(".;") if UNREADABLE in error.fields else error.message
+
+
+def _level(error: FirnlineError) -> int:
+    """Return how loud to log a failure: of a server that does not answer, the run warns."""
+    return logging.INFO if AWAY in error.fields else logging.WARNING
 
 
 def _as_failure(error: Exception) -> FirnlineError:
@@ -755,4 +917,4 @@ def _as_failure(error: Exception) -> FirnlineError:
 
 def _pause(failures: int) -> float:
     longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
-    return longest * random.uniform(0.8, 1.2)
+    return longest * jitter(0.8, 1.2)

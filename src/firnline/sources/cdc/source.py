@@ -6,14 +6,25 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from firnline.checkpoint.ledger import IDLE
-from firnline.errors import ConfigError, DamagedError, FencedError, FirnlineError, SourceError, SourceMovedError
+from firnline.clock import monotonic
+from firnline.errors import (
+    ConfigError,
+    DamagedError,
+    FencedError,
+    FirnlineError,
+    SchemaError,
+    SourceError,
+    SourceGapError,
+    SourceMovedError,
+)
 from firnline.names import chunk_parts, spool_parts
 from firnline.options import names_tables
 from firnline.sources.base import (
@@ -29,25 +40,45 @@ from firnline.sources.base import (
     SourcePlan,
     Split,
 )
-from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, SnapshotPassed, TableLeft, WindowSeen, sees_epoch
-from firnline.sources.cdc.log import LogStream, TableReader
+from firnline.sources.cdc.chunks import (
+    ChunkFile,
+    SnapshotBegin,
+    SnapshotPassed,
+    TableLeft,
+    TableLogged,
+    WindowSeen,
+    sees_epoch,
+)
+from firnline.sources.cdc.log import AWAY, LogStream, TableReader, at_first
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
-from firnline.sources.cdc.reader_settings import LogReaderSettings
-from firnline.sources.cdc.schemas import SILENT, VERSIONS, SchemaVersion, SilentChange, compare_shapes, new_versions
-from firnline.sources.cdc.snapshots import Asked, SnapshotTaker
+from firnline.sources.cdc.reader_settings import WARNINGS, LogReaderSettings
+from firnline.sources.cdc.schemas import (
+    KEYS,
+    SILENT,
+    VERSIONS,
+    SchemaVersion,
+    SilentChange,
+    compare_shapes,
+    new_versions,
+)
+from firnline.sources.cdc.snapshots import Asked, SnapshotTaker, is_to_be_read
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_all, list_names, read_facts
-from firnline.sources.cdc.spooling import Spooler, SpoolSettings
-from firnline.sources.cdc.tables import TablePatterns
+from firnline.sources.cdc.spooling import Awaited, GapConsent, Spooler, SpoolSettings
+from firnline.sources.cdc.tables import TablePatterns, port_of, snapshot_command, tables_of_port
 from firnline.storage import Storage, open_storage
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
 
+_SCHEMES = {"postgres": ("postgresql", "postgres"), "mysql": ("mysql", "mariadb")}  # of addresses, by type
+
 NO_LIMIT = 1 << 62
+END_SECONDS = 1.0  # between two questions where the log ends
 FIRST_WAIT_SECONDS = 0.05  # for a first transaction: then the run polls
 
-Fact = SnapshotBegin | SnapshotPassed | WindowSeen | TableLeft  # inputs that have no file of their own
+# Inputs that have no file of their own.
+Fact = SnapshotBegin | SnapshotPassed | WindowSeen | TableLeft | TableLogged
 Input = SpoolFile | ChunkFile | Fact
 
 
@@ -79,17 +110,25 @@ class LogSource(Source):
         self._default_schema = default_schema
         self._tables = TablePatterns(options.tables, default_schema, self.never_captured)
         self._once = once
+        _check_scheme(options)
         self._moved = moved
+        self._warned: set[str] = set()
+        self._is_reading = True  # tables, or nobody knows yet which there are
         self._settings = SpoolSettings(max_ahead_bytes=options.spool.max_bytes)
         self._spooler: Spooler | None = None
         self._taker: SnapshotTaker | None = None
-        self._accepts_gap = False
+        self._is_closed = False
+        self._changing = threading.Lock()  # the three above; a run may end while another of its threads plans
+        self._consent: GapConsent | None = None  # to a gap of the log
         self._asked: dict[str, Asked] = {}  # snapshots that people asked for, by request
         self._check_holder: Callable[[], None] | None = None
         self._until: Json = None  # once: where the server's log ended when the run began
         self._end_stream: LogStream | None = None
+        self._end: Awaited | None = None  # where the log ended after the last epoch; None: nobody has asked since
+        self._may_ask_end = 0.0  # not before then
         self._released: Json = None  # up to where the server may forget its log
         self._keys: dict[str, tuple[str, ...]] = {}  # by port
+        self._upserted: list[TablePatterns] = []  # tables that sinks of many upsert
 
     # -- to be written by a kind ----------------------------------------------------------------------
 
@@ -164,6 +203,10 @@ class LogSource(Source):
     def has_port(self, port: str) -> bool:
         return port == MAIN_PORT or names_tables(port) or self._tables.may_cover(port)
 
+    def known_ports(self) -> list[str]:
+        patterns = [one for one in self._tables.patterns if not one.startswith("!")]
+        return [MAIN_PORT, *(port_of(one, self._default_schema) for one in patterns)]
+
     def find_key(self, port: str) -> tuple[str, ...]:
         known = self._keys.get(port)
         if known is not None:
@@ -182,6 +225,9 @@ class LogSource(Source):
                 "a row, if the log has them of every deleted row.",
             )
         return self._keys.setdefault(port, found)
+
+    def watch_keys(self, ports: Collection[str]) -> None:
+        self._upserted = [tables_of_port(port, self._default_schema) for port in ports]
 
     def start(self, position: Json | None) -> Json:
         if position is None:
@@ -251,7 +297,7 @@ class LogSource(Source):
 
     def claimed(self, check_holder: Callable[[], None]) -> None:
         self._check_holder = check_holder
-        self._stop_spooler()
+        self._stop_threads(is_closed=False)
 
     def owns_pipeline(self) -> bool:
         """Return whether this run owns the pipeline: then it may end the stream of a run that owned it before."""
@@ -264,18 +310,20 @@ class LogSource(Source):
         return True
 
     def close(self) -> None:
-        self._stop_spooler()
+        self._stop_threads(is_closed=True)
 
-    def _stop_spooler(self) -> None:
-        spooler, self._spooler = self._spooler, None
-        taker, self._taker = self._taker, None
+    def _stop_threads(self, *, is_closed: bool) -> None:
+        with self._changing:
+            self._is_closed = is_closed
+            spooler, self._spooler = self._spooler, None
+            taker, self._taker = self._taker, None
         if taker is not None:
             taker.stop()
         if spooler is not None:
             spooler.stop()
 
-    def _start_spooler(self, position: LogPosition) -> Spooler:
-        """Follow what is spooled behind a position, and read on behind it."""
+    def _make_spooler(self, position: LogPosition) -> Spooler:
+        """Return what follows the spool behind a position, and reads on behind it once it is started."""
         assert self._check_holder is not None
         spooler = Spooler(
             self.open_stream(),
@@ -288,10 +336,9 @@ class LogSource(Source):
             settings=self._settings,
             name=self.name,
             tables=self._tables.patterns,
-            accepts_gap=self._accepts_gap,
+            consent=self._consent,
         )
         spooler.release(self._released)
-        spooler.start()
         return spooler
 
     def _find_spooled(self, position: LogPosition) -> list[SpoolFile]:
@@ -331,20 +378,58 @@ class LogSource(Source):
         known = LogPosition.from_json(position, self.kind)
         if self._check_holder is None:
             return None  # a command that only looks
-        if self._spooler is None:
-            self._spooler = self._start_spooler(known)
-            if self._once:
+        new = self._make_spooler(known) if self._spooler is None else None
+        with self._changing:
+            spooler = self._spooler or new
+            if self._is_closed or spooler is None:
+                return None
+            if spooler is new:
+                self._spooler, self._end = spooler, None
+                spooler.start()
+            spooler.revive()
+            taker = self._follow_tables(spooler, known)
+        if self._once and (spooler is new or self._until is None):
+            try:
                 self._until = self._log_end()
-        spooler = self._spooler
-        taker = self._follow_tables(spooler, known)
+            except SourceError as error:
+                raise at_first(error) from error
         chosen = self._choose(spooler, taker, known, limits)
-        while not chosen and self._once and not self._has_all(spooler, taker, known):
-            if spooler.lost is not None:
-                raise SourceError(spooler.lost)
+        failure: FirnlineError | None = None
+        while not chosen and self._once:
+            try:
+                if self._has_all(spooler, taker, known):
+                    break
+            except FirnlineError as error:  # of one table: what there is of others comes first
+                failure = error
+                break
+            if (lost := spooler.lost) is not None:
+                raise lost
+            if self._spooler is not spooler:  # the run has ended
+                return None
             chosen = self._choose(spooler, taker, known, limits)
         if not chosen:  # the last ones may have come between the two questions
             chosen = self._choose(spooler, taker, known, limits, wait_seconds=0.0)
+        if not chosen and failure is not None:
+            raise failure
+        self._is_reading = (
+            bool(chosen) or taker is None or not taker.is_settled(known) or self._is_behind(spooler, known)
+        )
+        if chosen:
+            self._end = None
         return self._make_plan(position, chosen, limits.parallelism) if chosen else None
+
+    def _is_behind(self, spooler: Spooler, known: LogPosition) -> bool:
+        """Return whether there is more of the log than a position has, by what the server said last of its end."""
+        if self._once:
+            return False  # it ends where the log ended at first
+        if spooler.files_after(known.spool, 0.0):
+            return True
+        now = monotonic()
+        if self._end is None and now >= self._may_ask_end:
+            self._may_ask_end = now + END_SECONDS
+            with contextlib.suppress(SourceError, ConfigError):  # of a server that does not answer, the run warns
+                self._end = spooler.wait_for(self._log_end())
+        return self._end is None or self._end.file is None or self._end.file > known.spool
 
     def _follow_tables(self, spooler: Spooler, known: LogPosition) -> SnapshotTaker | None:
         """Read the rows of tables on behind a position; None before the first epoch, which says where the log is."""
@@ -360,6 +445,7 @@ class LogSource(Source):
                 mode=self._options.snapshot,
                 check_holder=self._check_holder,
                 name=self.name,
+                named=[one for one in self._tables.names if self._tables.covers(one)],
             )
             for asked in self._asked.values():
                 self._taker.ask(asked)
@@ -376,6 +462,8 @@ class LogSource(Source):
         wait_seconds: float = FIRST_WAIT_SECONDS,
     ) -> list[Input]:
         """Choose the inputs of a slice: snapshots that begin and chunks first, then spool files."""
+        if taker is not None and taker.ready(known, known.spool):
+            wait_seconds = 0.0
         files = _take(spooler.files_after(known.spool, wait_seconds), limits)
         if taker is None:
             return list(files[:1])  # nobody knows the tables yet
@@ -385,6 +473,8 @@ class LogSource(Source):
         files = [replace(file, left_out=left_out) for file in files]
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
+        if any(file.gap for file in files):  # a table is emptied behind the changes before the gap
+            begins = [one for one in begins if not one.empties or one.sees is not None]
         gone = taker.find_gone(known)
         left = [TableLeft(table) for table in known.tables if table in gone or not self._tables.covers(table)]
         anew = {one.table for one in begins} | {one.table for one in left}
@@ -394,7 +484,10 @@ class LogSource(Source):
             chunks = []
         chunks = _take_chunks(chunks, limits)
         trims = taker.trims(known, chunks) if files or chunks else []
-        return [*left, *begins, *passed, *trims, *taker.wholes(begins), *chunks, *files]
+        logged = [one for one in taker.find_logged(known) if one.table not in anew]
+        if not (left or begins or passed or chunks or files):  # what is new of a table makes no epoch alone
+            logged = [one for one in logged if one.reason]
+        return [*left, *begins, *passed, *trims, *logged, *taker.wholes(begins), *chunks, *files]
 
     def _has_all(self, spooler: Spooler, taker: SnapshotTaker | None, known: LogPosition) -> bool:
         """Return whether a run with `once` has read everything."""
@@ -422,15 +515,20 @@ class LogSource(Source):
         records: list[dict[str, Json]] = []
         for item in (item for split in plan.splits for item in split.inputs):
             outcome = by_name[str(item["path"])]
+            self._warn(outcome.get(WARNINGS, ()))
             told = {name: outcome[name] for name in ("again", "seen", "moved") if name in outcome}
             if silent := [
                 one for one in _of_tables(outcome.get(SILENT, []), known) if self._tables.covers(one["table"])
             ]:
                 told[SILENT] = silent
+            if "logged" in item and (lapse := TableLogged.from_json(item)).reason:
+                place = self.place_text(known.place)
+                told[SILENT] = [SilentChange(lapse.table, lapse.reason, place, "empty").to_json()]
             if not item.get("transactions", 1) and not item["rows"]:
                 told[IDLE] = True
             record = {**item, "from": 0, "to": outcome["rows"], "status": "committed", "processed_time": now, **told}
-            records.append({**record, VERSIONS: outcome[VERSIONS]})
+            records.append({**record, VERSIONS: outcome[VERSIONS], **self._read_keys(outcome)})
+        self._follow_keys(known, records)
         _find_overwritten(records)
         for record in records:
             if record.get("again"):
@@ -449,19 +547,100 @@ class LogSource(Source):
                 record[SILENT] = [self._answer(change, begun, known).to_json() for change in changes]
         return self._after(known, records).to_json(), records
 
+    def _read_keys(self, outcome: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the keys that rows of tables name which sinks of many tables upsert."""
+        keys = {
+            table: found
+            for table, found in outcome.get(KEYS, {}).items()
+            if self._tables.covers(table) and any(tables.covers(table) for tables in self._upserted)
+        }
+        return {KEYS: keys} if keys else {}
+
+    def _follow_keys(self, known: LogPosition, records: Sequence[dict[str, Json]]) -> None:
+        """Find the tables whose rows have another key than the one by which sinks of many tables upsert them. Such rows
+        go into no sink, and the table is read again: what sinks have of it goes, and they upsert it by its new key.
+
+        The records get what the position takes from them: the first key after sinks lost a table, and the change.
+        """
+        for record in records:
+            known = _after_begin(known, record)
+            found = record.pop(KEYS, {})
+            for table, keys in found.items():
+                for key in map(tuple, keys):
+                    if known.keys.get(table) is None:
+                        known = known.with_key(table, key)
+                        record.setdefault(KEYS, {})[table] = list(key)
+                    elif known.loses_key(table, key):
+                        change = self._describe_key(known, record, table, key)
+                        if not self._reads_anew(known, table):
+                            record.setdefault(SILENT, []).append(change.to_json())
+                            known = replace(known, due={**known.due, table: True})
+
+    def _reads_anew(self, known: LogPosition, table: str) -> bool:
+        return known.due.get(table, False) or (table in known.left and self._options.snapshot != "never")
+
+    def _describe_key(
+        self, known: LogPosition, record: Mapping[str, Json], table: str, key: tuple[str, ...]
+    ) -> SilentChange:
+        """Return the change of a table's key.
+
+        Raises:
+            SchemaError: the table cannot be read again.
+        """
+        now = f"is {', '.join(key)} now" if key else "is gone"
+        reason = f"its key was {', '.join(known.keys.get(table) or ()) or 'none'} and {now}"
+        versions = [one for one in _versions(record) if one.table == table and set(one.key) == set(key)]
+        position = versions[0].position if versions else self.place_text(known.place)
+        change = SilentChange(table, reason, position, "key")
+        obstacle = ""
+        is_due = bool(key) and known.due.get(table, False)  # then a table with a key is read again in every mode
+        if self._options.snapshot == "never" and not is_due and not self._is_asked(known, table):
+            obstacle = "`snapshot: never` forbids to read the table again"
+        elif not key and table in self.find_unkeyed():
+            obstacle = "a system-versioned table cannot be read again"
+        if obstacle:
+            first = f"{self.key_hint} Then read it again once" if not key else "Read it again once"
+            if table in self.find_unkeyed():
+                first = "Take the versions away (ALTER TABLE ... DROP SYSTEM VERSIONING), then read it again once"
+            raise SchemaError(
+                f"table {table}: {reason}; sinks would no longer find its rows, and {obstacle}",
+                hint=f"{first}, and nothing is lost: {snapshot_command(self.name, table, empties=True)}",
+                table=table,
+            )
+        return change
+
+    def _is_asked(self, known: LogPosition, table: str) -> bool:
+        """Return whether a person asked for a snapshot of all rows of a table, and it is not done."""
+        asked = [one for one in self._asked.values() if one.table == table and not one.where]
+        begun = known.running.get(table)
+        return bool(asked) or (begun is not None and bool(begun.request) and not begun.where)
+
+    def _warn(self, warnings: Iterable[str]) -> None:
+        """Log what workers found in the log and in chunks, each once in a run."""
+        for text in warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                logger.warning(text, extra={"source": self.name})
+
     def _answer(self, change: SilentChange, begun: Collection[str], known: LogPosition) -> SilentChange:
         """Log a change of rows that the log does not have, and ask for a snapshot of the table if that is wanted.
 
         A snapshot that `begun` in the same epoch sees the change. But it empties tables before the log of this epoch,
         whose rows may be gone by the change.
         """
+        if change.again == "key":
+            facts = {"source": self.name, "table": change.table, "position": change.position}
+            text = "table has another key, %s: sinks that upsert all tables lose its rows, then it is read again"
+            logger.warning(text, change.reason, extra=facts)
+            return replace(change, asked=True)
         if change.again == "replace":
             is_wanted = self._options.snapshot != "never" and (change.table in known.snapshots or change.table in begun)
         else:
             is_wanted = self._options.on_ddl == "resnapshot" and bool(change.again)
         is_seen = change.table in begun and not change.empties
-        is_asked = is_wanted and not is_seen and (self._taker is None or self._taker.may_read_again(change.table))
-        way = "the table is read again" if is_asked or is_seen else change.command
+        state = self._taker.table_state(change.table) if self._taker is not None else "keyed"
+        is_asked = is_wanted and not is_seen and (change.again == "replace" or state != "unkeyed")
+        way = "the table is read again" if is_asked or is_seen else change.way_out(self.name, state).text
         facts = {"source": self.name, "table": change.table, "position": change.position}
         text = "rows may have changed that are not in the log: %s" + ("; %s" if way else "%s")
         logger.warning(text, change.reason, way, extra=facts)
@@ -499,16 +678,40 @@ class LogSource(Source):
         try:
             return self.measure(place)
         except (SourceError, ConfigError) as error:
-            return LogLag("", self.place_text(place) if place is not None else "", unknown=error.message)
+            place_text = self.place_text(place) if place is not None else ""
+            return LogLag("", place_text, unknown=error.message, is_away=AWAY in error.fields)
 
     def unreachable(self) -> str | None:
         lost = self._spooler.lost if self._spooler is not None else None
-        return lost or (self._taker.trouble if self._taker is not None else None)
+        if lost is not None:
+            return lost.message
+        return self._taker.trouble if self._taker is not None else None
+
+    def is_reading(self) -> bool:
+        return self._is_reading
 
     # -- what people ask for --------------------------------------------------------------------------
 
-    def accept_gap(self) -> None:
-        self._accepts_gap = True
+    def find_gap(self, position: Json) -> SourceGapError | None:
+        known = LogPosition.from_json(position, self.kind)
+        if known.place is None:
+            return None
+        spooled = self._find_spooled(known)
+        with contextlib.closing(self.open_stream()) as stream:
+            try:
+                stream.open(spooled[-1].end.place if spooled else known.place)
+            except SourceGapError as error:
+                return error
+        return None
+
+    def find_losing(self, position: Json, port: str = MAIN_PORT) -> list[CapturedTable]:
+        known = LogPosition.from_json(position, self.kind).tables
+        covers = tables_of_port(port if port != MAIN_PORT else "*", self._default_schema).covers
+        captured = [one for one in self.find_captured(position) if covers(one.name)]
+        return [one for one in captured if one.name in known or not one.would_read]
+
+    def accept_gap(self, reads: Collection[str] = ()) -> None:
+        self._consent = GapConsent(tuple(sorted(reads)))
 
     def table_name(self, words: str) -> str | None:
         name = words if "." in words else f"{self._default_schema}.{words}"
@@ -536,19 +739,36 @@ class LogSource(Source):
 
     def find_captured(self, position: Json) -> list[CapturedTable]:
         known, mode = LogPosition.from_json(position, self.kind), self._options.snapshot
-        reader = self.open_tables()
-        try:
-            tables = reader.find_tables()
-        finally:
-            reader.close()
+        given_on = known.schemas.keys() - known.left.keys()  # without a key, earlier rows cannot follow
         found = []
-        for table in tables:
-            begun = known.snapshots.get(table.name)
-            is_new = begun is None and mode != "never" and (bool(table.key) or reader.reads_whole)
-            again = bool(table.key) and (mode == "always" or table.name in known.due)
-            would_read = is_new or again or table.name in known.running
-            found.append(CapturedTable(table.name, table.key, would_read, table.rows))
+        with contextlib.closing(self.open_tables()) as reader:
+            for table in reader.find_tables():
+                begun = known.snapshots.get(table.name)
+                is_new = begun is None and mode != "never" and table.can_be_read
+                is_new = is_new and (bool(table.key) or table.name not in given_on)
+                again = bool(table.key) and (mode == "always" or table.name in known.due)
+                would_read = is_new or again or table.name in known.running
+                found.append(CapturedTable(table.name, table.key, would_read, table.rows))
+            reader.check_may_read([one.name for one in found if one.would_read])
         return found
+
+    def table_states(self) -> dict[str, Literal["keyed", "unkeyed"]]:
+        with contextlib.closing(self.open_tables()) as reader:
+            return {one.name: "keyed" if one.key else "unkeyed" for one in reader.find_tables()}
+
+    def find_unread(self, position: Json) -> dict[str, FirnlineError | None]:
+        known = LogPosition.from_json(position, self.kind)
+        mode = self._options.snapshot
+        given_on = known.schemas.keys() - known.snapshots.keys() - known.left.keys()
+        with contextlib.closing(self.open_tables()) as reader:
+            tables = {one.name: one for one in reader.find_tables()}
+            never = {one.name for one in tables.values() if not one.can_be_read}
+            never |= {one.name for one in tables.values() if not one.key and one.name in given_on}
+            readable = {one for one in tables if is_to_be_read(known, one, mode)} | known.running.keys()
+            hidden = {one for one in (*self._tables.names, *known.tables) if is_to_be_read(known, one, mode)}
+            hidden = {one for one in hidden if self._tables.covers(one) and one not in tables}
+            why = reader.find_unreadable(sorted(readable.union(hidden) - never))
+        return {one: why.get(one) for one in sorted(readable.union(why) - never)}
 
     def snapshot(self, request: str, table: str, *, where: str, empties: bool) -> None:
         asked = self._asked.setdefault(request, Asked(request, table, where, empties))
@@ -562,6 +782,9 @@ class LogSource(Source):
     def has_answered(self, plan: SourcePlan, request: str) -> bool:
         begun = [item["begins"]["request"] for split in plan.splits for item in split.inputs if "begins" in item]
         return request in begun
+
+    def refused(self) -> frozenset[str]:
+        return self._taker.refused if self._taker is not None else frozenset()
 
     def forget_requests(self, names: Iterable[str]) -> None:
         gone = list(names)
@@ -604,7 +827,12 @@ class LogSource(Source):
             folder=self._folder,
             default_schema=self._default_schema,
             include=self._options.include,
+            unkeyed=self.find_unkeyed(),
         ).to_json()
+
+    def find_unkeyed(self) -> tuple[str, ...]:
+        """Return the captured tables whose log has rows of the past, so that they can be appended alone."""
+        return ()
 
     def find_unavailable(
         self, position: Json, records: Sequence[Mapping[str, Json]], back_to: Json | None = None
@@ -629,6 +857,8 @@ def _open_input(value: Mapping[str, Json]) -> Input:
         return WindowSeen.from_json(value)
     if "left" in value:
         return TableLeft.from_json(value)
+    if "logged" in value:
+        return TableLogged.from_json(value)
     return ChunkFile.from_json(value) if "chunk" in value else SpoolFile.from_json(value)
 
 
@@ -702,11 +932,29 @@ def _compare_shapes(known: LogPosition, records: Sequence[dict[str, Json]]) -> N
             begun.add(snapshot)
 
 
+def _check_scheme(options: LogSourceOptions) -> None:
+    """Refuse the address of another kind of server.
+
+    Raises:
+        ConfigError: it names the source, and the type to write.
+    """
+    scheme = options.dsn.partition("://")[0] if "://" in options.dsn else ""
+    kind = next((kind for kind, schemes in _SCHEMES.items() if scheme in schemes), "")
+    if not scheme or kind == options.type:
+        return
+    wanted = _SCHEMES.get(options.type, (options.type,))[0]
+    other = f"Write `type: {kind}` in source {options.name}, or a dsn" if kind else "Write a dsn"
+    raise ConfigError(
+        f"source {options.name!r} has type {options.type}, and its dsn begins with {scheme}://",
+        hint=f"{other} that begins with {wanted}:// .",
+    )
+
+
 def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: Mapping[str, str]) -> LogPosition:
     """Return the position after an epoch with these input records."""
     snapshots = dict(known.snapshots)
     place, spool, seen = known.place, known.spool, 0
-    left, schemas = dict(known.left), dict(schemas)
+    left, schemas, logged = dict(known.left), dict(schemas), dict(known.logged)
     files: list[str] = []
     due = dict(known.due)
     for record in records:
@@ -728,6 +976,8 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             )
             if not one.where:
                 left.pop(one.table, None)
+            if one.logged and not one.where:
+                logged[one.table] = one.logged
         elif isinstance(one, SnapshotPassed):
             snapshots[one.table] = replace(snapshots[one.table], sees=None, high=None)
         elif isinstance(one, WindowSeen):
@@ -737,6 +987,9 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             snapshots.pop(one.table, None)
             schemas.pop(one.table, None)
             due.pop(one.table, None)
+            logged.pop(one.table, None)
+        elif isinstance(one, TableLogged):
+            logged[one.table] = one.logged
         elif isinstance(one, ChunkFile):
             snapshots[one.table] = _after_chunk(snapshots[one.table], one, str(record["again"]))
             seen = max(seen, int(record["seen"]))
@@ -745,15 +998,41 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             files.append(one.name)
             if one.gap:  # what a snapshot saw before it says nothing of the log behind it
                 snapshots = {table: replace(state, sees=None, high=None) for table, state in snapshots.items()}
+            due |= dict.fromkeys(one.reads, True)
             for table in known.running if one.gap else record.get("moved", ()):
                 if table in known.running and table in snapshots:
                     begun = snapshots[table]
                     snapshots[table] = replace(begun, after=None, order=None, rows=0, again=begun.again + 1, done=False)
     after = replace(known, place=place, spool=spool, schemas=schemas, snapshots=snapshots, left=left, due=due)
+    keyed = _keys_after(known, records)
+    after = replace(after, logged=logged, keys=keyed.keys, unkeyed=keyed.unkeyed)
     if not after.running:
         return replace(after, window=())
     # The first chunk of a snapshot sees all of the epoch in which the snapshot began.
     return replace(after, window=(*known.window[seen:], *files) if known.running else ())
+
+
+def _after_begin(known: LogPosition, record: Mapping[str, Json]) -> LogPosition:
+    """Return what a position says of the keys of tables once a record begins a snapshot."""
+    begins = record.get("begins")
+    if not begins or begins["where"]:
+        return known
+    table = str(begins["table"])
+    known = replace(
+        known,
+        due={name: empties for name, empties in known.due.items() if name != table},
+        left={name: serial for name, serial in known.left.items() if name != table},
+    )
+    return known.emptied(table) if begins["empties"] else known
+
+
+def _keys_after(known: LogPosition, records: Sequence[Mapping[str, Json]]) -> LogPosition:
+    """Return a position with the keys of tables after an epoch with these input records."""
+    for record in records:
+        known = _after_begin(known, record)
+        for table, key in record.get(KEYS, {}).items():
+            known = known.with_key(table, tuple(key))
+    return known
 
 
 def _after_chunk(state: TableSnapshot, chunk: ChunkFile, again: str) -> TableSnapshot:

@@ -62,6 +62,10 @@ class Mark:
         return cls(value["place"], int(value["part"]), str(value.get("via", "")))
 
 
+# In `SpoolFile.left_out`: all changes of a table, if the log says that it has no key.
+UNLESS_KEYED = "unless keyed"
+
+
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
     """One file of the chain, as ledger entries and splits name it."""
@@ -76,9 +80,10 @@ class SpoolFile:
     committed_at: int = 0  # of the last one, microseconds since 1970; 0: none, or unknown
     gap: str = ""  # why the log did not continue where the file begins; somebody accepted it
     # By table: a snapshot of it that was read whole; changes of transactions that it sees are left out. None: all of
-    # them are, since it is still to be read.
+    # them are, since it is still to be read; or `UNLESS_KEYED`.
     left_out: Mapping[str, Json] = field(default_factory=dict)
     tables: tuple[str, ...] = ()  # patterns of the tables whose changes it has, as the file says; empty: unknown
+    reads: tuple[str, ...] = ()  # of a gap: tables that are emptied and read again behind it
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -91,6 +96,7 @@ class SpoolFile:
             "transactions": self.transactions,
             "committed_at": self.committed_at,
             **({"gap": self.gap} if self.gap else {}),
+            **({"reads": list(self.reads)} if self.reads else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
         }
 
@@ -107,6 +113,7 @@ class SpoolFile:
             int(value["committed_at"]),
             str(value.get("gap", "")),
             dict(value.get("left_out", {})),
+            reads=tuple(value.get("reads", ())),
         )
 
 
@@ -131,6 +138,7 @@ def write_file(
     committed_at: int,
     tables: Sequence[str] = (),
     gap: str = "",
+    reads: Sequence[str] = (),
 ) -> SpoolFile:
     """Write a file, durable on return."""
     facts = {
@@ -141,13 +149,14 @@ def write_file(
         "committed_at": committed_at,
         "tables": list(tables),
         **({"gap": gap} if gap else {}),
+        **({"reads": list(reads)} if reads else {}),
     }
     data, checksum = pack(content, json.dumps(facts, sort_keys=True).encode())
     name = spool_name(number, begin.digest, end.digest, checksum)
     fault_point("spool.file.before")
     storage.put(f"{folder}/{name}", data)
     fault_point("spool.file.after")
-    return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at, gap)
+    return SpoolFile(name, number, end, rows, len(data), checksum, transactions, committed_at, gap, reads=tuple(reads))
 
 
 def pack(content: Content, facts: bytes) -> tuple[bytes, str]:
@@ -228,6 +237,7 @@ def read_facts(storage: Storage, folder: str, name: str) -> SpoolFile:
         int(facts["committed_at"]),
         str(facts.get("gap", "")),
         tables=tuple(facts.get("tables", ())),
+        reads=tuple(facts.get("reads", ())),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from firnline.clock import monotonic
-from firnline.errors import FirnlineError, SinkError, SourceError, SourceGapError
-from firnline.sources.cdc.log import Cut, LogStream, Piece
+from firnline.clock import jitter, monotonic
+from firnline.errors import ConfigError, FirnlineError, SinkError, SourceError, SourceGapError
+from firnline.sources.cdc.log import Cut, LogStream, Piece, at_first
 from firnline.sources.cdc.spool import Content, Mark, SpoolFile, write_file
 from firnline.storage import Storage
 from firnline.types import Json
@@ -19,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 WAIT_SECONDS = 0.2  # for the server's next message, before requests are looked at
+AWAITED_SECONDS = 0.02  # the same while somebody waits for a place
 IDLE_SECONDS, IDLE_BYTES = 30.0, 64 << 20  # a place that moved without rows becomes a file after one of these
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0  # between two tries to connect
 
@@ -52,6 +52,20 @@ class _Open:
         self.open_rows = piece.open_rows
 
 
+@dataclass(slots=True)
+class GapConsent:
+    """A person accepts one gap of the log, of those that are there when the run begins. The threads of a run that
+    starts again share it."""
+
+    reads: tuple[str, ...] = ()  # tables that are emptied and read again behind the gap
+    is_open: bool = True
+    end: Json = None  # where the log ended when the run opened it; None: it has not opened it
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self.is_open = False
+
+
 class Awaited:
     """A place of the log that somebody waits for. `file`: the spool file with which everything before it is in files;
     None until then."""
@@ -77,7 +91,7 @@ class Spooler:
         settings: SpoolSettings,
         name: str,
         tables: Sequence[str] = (),
-        accepts_gap: bool = False,
+        consent: GapConsent | None = None,
     ) -> None:
         self._stream = stream
         self._storage = storage
@@ -86,7 +100,7 @@ class Spooler:
         self._settings = settings
         self._name = name
         self._tables = tables
-        self._accepts_gap = accepts_gap
+        self._consent = consent or GapConsent(is_open=False)
         self._files = list(files)  # written, in order; those that are decided are dropped
         self._number, self._end = (files[-1].number, files[-1].end) if files else (number, begin)
         self._taken = number  # the last file that a plan took
@@ -96,16 +110,31 @@ class Spooler:
         self._until: Json = None  # where the server's log ended when a run with `once` began
         self._reached = False
         self._failure: FirnlineError | None = None
-        self._lost: str | None = None  # why there is no connection
+        self._lost: SourceError | SinkError | None = None  # why there is no connection
         self._connected = False
+        self._has_answered = False  # the server, at least once
         self._awaited: list[Awaited] = []
         self._released: Json = None  # up to where the server may forget its log
         self._acknowledged: Json = None  # what it was told of that on this connection
-        self._thread = threading.Thread(target=self._run, name=f"firnline log {name}", daemon=True)
+        self._is_told = False  # a plan knows of the failure
+        self._thread = self._make_thread()
+
+    def _make_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name=f"firnline log {self._name}", daemon=True)
 
     # -- for plans ------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._thread.start()
+
+    def revive(self) -> None:
+        """Start the thread again if it ended by a failure that a plan knows of, and that another try may mend."""
+        with self._news:
+            if not self._is_told or self._failure is None or not self._failure.retryable or self._thread.is_alive():
+                return
+            self._failure, self._is_told = None, False
+        self._drop_open_parts()
+        self._thread = self._make_thread()
         self._thread.start()
 
     def stop(self) -> None:
@@ -114,9 +143,15 @@ class Spooler:
         self._thread.join(LONGEST_PAUSE_SECONDS)
 
     @property
-    def lost(self) -> str | None:
+    def lost(self) -> SourceError | SinkError | None:
         """Why there is no connection; None if there is one."""
         return self._lost
+
+    @property
+    def end_place(self) -> Json:
+        """The server's place behind the last transaction that is whole in files."""
+        with self._news:
+            return self._end.place
 
     def files_after(self, number: int, wait_seconds: float) -> list[SpoolFile]:
         """Return the files behind file `number` that end at cuts or lead to one; waits for the first.
@@ -134,6 +169,7 @@ class Spooler:
                 if found:
                     return found
                 if self._failure is not None:
+                    self._is_told = True
                     raise self._failure
                 left = deadline - monotonic()
                 if left <= 0:
@@ -174,36 +210,52 @@ class Spooler:
                 try:
                     self._read()
                 except SourceGapError as error:
-                    if not self._accepts_gap:
+                    if not self._consent.is_open:
                         raise
                     self._begin_anew(error)
-                except (SourceError, SinkError) as error:
+                except (SourceError, SinkError, OSError) as failure:
+                    lost = self._translate(failure)
                     failures = 1 if self._connected else failures + 1
                     self._connected = False
-                    if not error.retryable:
+                    if not lost.retryable:
                         raise
-                    if self._lost is None:
-                        logger.warning("log lost, connecting again", extra={"source": self._name, "reason": str(error)})
-                    self._lost = str(error)
+                    if not self._has_answered and isinstance(fatal := at_first(lost), ConfigError):
+                        raise fatal from failure
+                    if self._lost is None:  # the run warns of it
+                        logger.info("log lost, connecting again", extra={"source": self._name, "reason": str(lost)})
+                    self._lost = lost
                     self._drop_open_parts()
                     pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
-                    self._stopping.wait(pause * random.uniform(0.8, 1.2))
+                    self._stopping.wait(pause * jitter(0.8, 1.2))
         except FirnlineError as error:
             self._fail(error)
-        except BaseException as error:  # whatever a client library raises, the plan must hear of it
+        except BaseException as error:  # whatever a client library raises, the plan must hear of it, and starts again
             self._fail(SourceError(f"reading the log of source {self._name!r} failed: {error}"))
             raise
         finally:
             self._stream.close()
 
     def _begin_anew(self, error: SourceGapError) -> None:
-        """Read on where the log begins now: somebody accepts that what lies between is lost."""
+        """Read on where the log begins now: somebody accepts that what lies between is lost.
+
+        One file says so, and names the tables that are read again: a kill leaves both or none.
+        """
         logger.warning(
             "log has a gap, reading goes on where it begins now", extra={"source": self._name, "reason": str(error)}
         )
         self._drop_open_parts()
-        self._write(_Open(b"", self._end), Mark(self._stream.begin_anew()), b"", rows=0, gap=error.message)
-        self._accepts_gap = False  # it was accepted once
+        end = Mark(self._stream.begin_anew())
+        self._write(_Open(b"", self._end), end, b"", rows=0, gap=error.message, reads=self._consent.reads)
+        self._consent.close()
+
+    def _translate(self, failure: SourceError | SinkError | OSError) -> SourceError | SinkError:
+        """Return a failure of the storage, such as a disk without room, as one that is tried again."""
+        if not isinstance(failure, OSError):
+            return failure
+        return SourceError(
+            f"the spool of source {self._name!r} cannot be written: {failure}",
+            hint="Make room in the pipeline's home, or let the run write into it; the run goes on by itself.",
+        )
 
     def _fail(self, error: FirnlineError) -> None:
         with self._news:
@@ -224,8 +276,8 @@ class Spooler:
         if self._end.place is None:  # the first epoch records where reading begins
             begin = _Open(b"", self._end)
             self._write(begin, Mark(self._stream.begin()), b"", rows=0)
-        self._stream.open(self._end.place)
-        self._connected = True
+        self._open_stream()
+        self._connected = self._has_answered = True
         if self._lost is not None:
             logger.info("log connected again", extra={"source": self._name})
         self._lost = None
@@ -239,10 +291,11 @@ class Spooler:
                 self._stopping.wait(WAIT_SECONDS)
                 continue
             try:
-                wait = 0.0 if self._wants_file.is_set() and opened.cuts else WAIT_SECONDS
+                wait = min(WAIT_SECONDS, AWAITED_SECONDS) if self._awaited else WAIT_SECONDS
+                wait = 0.0 if self._wants_file.is_set() and opened.cuts else wait
                 piece = self._stream.read(PIECE_BYTES, wait)
             except SourceGapError:
-                if opened.cuts and self._accepts_gap:
+                if opened.cuts and self._consent.is_open:
                     self._write_to_cut(opened)
                 raise
             opened.add(piece)
@@ -252,9 +305,28 @@ class Spooler:
             if not opened.frames:
                 idle_since = self._write_if_idle(opened, idle_since)
             self._note_reached(opened)
+            self._end_consent(opened)
             opened = self._note_awaited(opened)
         self._acknowledge()
         self._stream.keep_alive()
+
+    def _open_stream(self) -> None:
+        """Open the stream. If it was open before, a gap is one that nobody has accepted."""
+        consent = self._consent
+        try:
+            self._stream.open(self._end.place)
+        except SourceGapError:
+            if consent.end is not None:
+                consent.close()
+            raise
+        if consent.is_open and consent.end is None:
+            consent.end = self._stream.end_position()
+
+    def _end_consent(self, opened: _Open) -> None:
+        """Accept no gap any more once all is read that the log had when the run began."""
+        consent = self._consent
+        if consent.is_open and not opened.frames and self._stream.has_reached(consent.end):
+            consent.close()
 
     def _acknowledge(self) -> None:
         released = self._released
@@ -306,7 +378,16 @@ class Spooler:
             opened.begin = Mark(place)
         return monotonic()
 
-    def _write(self, opened: _Open, end: Mark, frames: bytes | memoryview, *, rows: int, gap: str = "") -> None:
+    def _write(
+        self,
+        opened: _Open,
+        end: Mark,
+        frames: bytes | memoryview,
+        *,
+        rows: int,
+        gap: str = "",
+        reads: Sequence[str] = (),
+    ) -> None:
         file = write_file(
             self._storage,
             self._folder,
@@ -319,6 +400,7 @@ class Spooler:
             committed_at=opened.cuts[-1].committed_at if opened.cuts else 0,
             tables=self._tables,
             gap=gap,
+            reads=reads,
         )
         with self._news:
             self._files.append(file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+import shlex
 from collections.abc import Collection, Sequence
 
 
@@ -14,7 +16,7 @@ class TablePatterns:
     """
 
     def __init__(self, patterns: Sequence[str], default_schema: str, never: Collection[str] = ()) -> None:
-        self._never = frozenset(never)
+        self._never, self._default_schema = frozenset(never), default_schema
         full = [pattern if "." in pattern else _prefixed(pattern, default_schema) for pattern in patterns]
         self.patterns = tuple(full)
         self._included = [pattern for pattern in full if not pattern.startswith("!")]
@@ -27,15 +29,29 @@ class TablePatterns:
         return _matches(table, self._included) and not _matches(table, self._excluded)
 
     def may_cover(self, port: str) -> bool:
-        """Return whether a port, a table with or without its schema, may be captured."""
-        if "." in port:
-            return self.covers(port)
+        """Return whether a port, a table with or without its schema, may be captured, now or once it is named again: a
+        table that is left out for a while keeps its sinks."""
+        if "." in port or self._default_schema:
+            return _matches(port if "." in port else f"{self._default_schema}.{port}", self._included)
         return any(fnmatch.fnmatchcase(port, pattern.partition(".")[2]) for pattern in self._included)
 
     @property
     def names(self) -> list[str]:
         """The tables that are named one by one."""
         return [pattern for pattern in self._included if not any(sign in pattern for sign in "*?[")]
+
+
+def snapshot_command(source: str | None, table: str, *, empties: bool = False) -> str:
+    """Return the command that reads a table again, as a person pastes it into a shell. Without a source, the table
+    alone names it: enough for a pipeline with one database."""
+    name = f"--table={shlex.quote(table)}" if table.startswith("-") else f"--table {shlex.quote(table)}"
+    named = f" --source {shlex.quote(source)}" if source is not None else ""
+    return f"firnline snapshot {name}{' --empty' * empties}{named}"
+
+
+def without_table(table: str) -> str:
+    """Return the line of a spec that leaves a table out."""
+    return f"tables: [{json.dumps(f'!{table}', ensure_ascii=False)}]"
 
 
 def port_of(table: str, default_schema: str) -> str:

@@ -43,6 +43,7 @@ from firnline.sources.delta.table_log import TableLog
 from firnline.sources.delta.versions import CHANGE_COLUMNS, Kind, Version, appended_files, changed_files
 from firnline.sources.sample import sample_inputs
 from firnline.storage import normalise
+from firnline.topology.records import Marker
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,8 @@ class DeltaSource(Source):
                 return None
             self._check_table()
             chosen, after, in_order = self._choose(replace(at, id=self._log.table_id), newest, Slice(limits))
-            if not chosen.items and not self._must_pin(at):
+            markers = self._find_barriers(after.version, limits) if after.version > at.version else ()
+            if not chosen.items and not markers and not self._must_pin(at):
                 return None
             splits = deal(chosen.items, limits, self._find_row_groups, in_order=in_order)
             return SourcePlan(
@@ -217,7 +219,13 @@ class DeltaSource(Source):
                 files=sum(len(split.inputs) for split in splits),
                 size_bytes=chosen.size_bytes,
                 notes={"after": replace(after, left=tuple(chosen.left)).to_json()},
+                markers=markers,
             )
+
+    def _find_barriers(self, number: int, limits: Limits) -> tuple[Marker, ...]:
+        """Return the markers of a version at which a slice ends."""
+        version = self._log.find(number)
+        return tuple(marker for marker in version.markers if limits.stops_at(marker)) if version is not None else ()
 
     def _must_pin(self, at: DeltaPosition) -> bool:
         """Return whether an epoch without rows must record where the pipeline begins: a later run has another `now`."""
@@ -247,12 +255,15 @@ class DeltaSource(Source):
         if chosen.left or (self._feeds and chosen.items):
             return chosen, at, in_order
         versions, as_changes = self._find_unread(at, newest)
+        began = at.version
         if at.reading is not None:
             files = self._files_of(at.reading, snapshot=at.snapshot, as_changes=at.changes)
             in_order = in_order or any("change" in item for item in files)
             at = self._take(chosen, at, at.reading, files[at.files :])
         for number in versions:
             if at.reading is not None or chosen.is_full:
+                break
+            if at.version > max(began, at.since) and self._find_barriers(at.version, chosen.limits):
                 break
             if number <= at.since:
                 at = replace(at, version=number)

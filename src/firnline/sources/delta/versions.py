@@ -9,6 +9,7 @@ from enum import Enum
 
 from firnline.errors import SchemaError
 from firnline.names import COUNTS_KEY, INFO_KEY, WIDENED
+from firnline.topology.records import Marker, markers_in
 from firnline.types import Json
 
 # The columns of change rows, named as by every reader of Delta's change feed.
@@ -49,6 +50,7 @@ class Version:
     table_id: str | None = None  # if the commit names it
     schema: str | None = None  # the columns from this version on, if the commit names them
     partition_by: tuple[str, ...] = ()  # likewise
+    markers: tuple[Marker, ...] = ()  # of a topology's snapshots that the epoch records
 
     @property
     def has_rows(self) -> bool:
@@ -90,7 +92,16 @@ def read_version(number: int, actions: Actions) -> Version:
         table_id=metadata.get("id"),
         schema=metadata.get("schemaString"),
         partition_by=tuple(metadata.get("partitionColumns") or ()),
+        markers=_markers(own),
     )
+
+
+def _markers(own: Mapping[str, Json]) -> tuple[Marker, ...]:
+    """Return the markers of an epoch, from the checkpoint that its commit carries."""
+    checkpoint = own.get("checkpoint")
+    if own.get("kind") != "epoch" or not isinstance(checkpoint, Mapping) or not checkpoint.get("topology"):
+        return ()
+    return markers_in(checkpoint["topology"], int(own.get("epoch", 0)))
 
 
 def commit_info(actions: Actions) -> Mapping[str, Json]:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from firnline.errors import BadRecordsError, SchemaError, SourceError
 from firnline.ndjson import BrokenFileError, Decoded, MismatchError, UnexpectedFieldError
-from firnline.ndjson.decode import BadReason
 from firnline.ndjson.infer import Counts, add_counts
 from firnline.sources.base import (
     MAIN_PORT,
@@ -39,7 +38,7 @@ from firnline.sources.files.messages import FileOutcome, FileReaderSettings
 from firnline.sources.files.planning import folder_values
 from firnline.sources.files.replayed import load_quarantined
 from firnline.storage import FileStat, Storage, open_storage
-from firnline.types import Json
+from firnline.types import BadReason, Json
 
 HOLD_BYTES = 48 * 1024 * 1024  # decoded rows of one file that wait until the file is known to be whole
 READ_TRIES = 4

@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from firnline.avro import Schema, UnsupportedSchemaError, decode_records, parse_schema
 from firnline.ndjson import BadRecord, Decoded, MismatchError, UnexpectedFieldError
-from firnline.ndjson.decode import BadReason
 from firnline.rescued import Rescued, add_rescued
 from firnline.schema_registry import MAGIC, PREFIX_BYTES, SchemaRegistry, UnknownSchemaError, open_registry
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats.parquet import ParquetDecoder, ParquetPiece
 from firnline.sources.kafka.clients import registry_errors
-from firnline.types import Json
+from firnline.types import BadReason, Json
 
 Numbers = np.ndarray[Any, Any]
 _NO_SCHEMA = -1  # of a value that is no Avro record

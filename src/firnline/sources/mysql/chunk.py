@@ -145,7 +145,7 @@ def warm_up() -> None:
     content = b"\x0a\0\0\0\0\0\x04\xe8\x07\x01\x02\0\x010"
     table = make_table("a.b", ["d", "t", "n"], types, set())
     decode_chunk(pack_context(table, content, 1), content)
-    select_kernel.split(np.zeros(4, np.uint8), 0, 0, 0, np.zeros(4, np.int64))
+    select_kernel.split(np.zeros(4, np.uint8), 0, 0, 0, 0, np.zeros(4, np.int64))
 
 
 # -- visibility ---------------------------------------------------------------------------------------

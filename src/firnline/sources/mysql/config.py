@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from firnline.config.fields import Secret
 from firnline.sources.cdc.config import LogSourceConfig
@@ -21,6 +21,12 @@ class MySqlSourceConfig(LogSourceConfig):
     dsn: Secret = Field(
         description="Connection: mysql://user:password@host:3306/database (several hosts with commas), best as "
         "${env:NAME} or ${file:path}."
+    )
+    snapshot_dsn: Secret = Field(
+        default=SecretStr(""),
+        json_schema_extra={"default": ""},
+        description="A replica from which tables are read, to spare the server of `dsn`, which the log is read from: "
+        "mysql://user:password@host:3306/database. Both have GTIDs.",
     )
     server_id: int | None = Field(
         default=None,

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from firnline.errors import ConfigError, FirnlineError, MissingExtraError, SourceError
+from firnline.sources.cdc.log import AWAY, UNKNOWN_HOST, names_no_host
 
 DEFAULT_PORT = 3306
 CONNECT_SECONDS = 15.0
@@ -18,6 +19,8 @@ _TLS_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity
 _TLS_FILES = {"ssl_ca": "ca", "ssl_cert": "cert", "ssl_key": "key"}
 # Errors of the server that a retry does not mend.
 _DENIED = frozenset({1044, 1045, 1130, 1227, 1251, 1698, 3118})
+
+_OF_CLIENT = (0, *range(2000, 3000))  # errors of the client: the connection is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ def connect_any(dsn: Dsn, hosts: Sequence[tuple[str, int]]) -> tuple[Any, tuple[
         try:
             return connect(dsn, host), host
         except SourceError as error:
-            failure = failure or error
+            if failure is None or UNKNOWN_HOST in failure.fields:  # another host may answer later
+                failure = error
     assert failure is not None  # a dsn has a host
     raise failure
 
@@ -157,9 +161,16 @@ def errors_in_words(what: str, host: tuple[str, int]) -> Iterator[None]:
         message = f"{what}: {words} ({code}; server {host[0]}:{host[1]})"
         if code in _DENIED:
             raise ConfigError(message, hint=grant_hint("USER")) from error
-        raise SourceError(message, hint=RETRY_HINT) from error
+        is_away = code in _OF_CLIENT
+        raise SourceError(message, hint=RETRY_HINT, **_facts(message) if is_away else {}) from error
     except (OSError, RuntimeError) as error:
-        raise SourceError(f"{what}: {error} (server {host[0]}:{host[1]})", hint=RETRY_HINT) from error
+        message = f"{what}: {error} (server {host[0]}:{host[1]})"
+        raise SourceError(message, hint=RETRY_HINT, **_facts(message)) from error
+
+
+def _facts(message: str) -> dict[str, bool]:
+    """Return the facts of an error of the connection."""
+    return {AWAY: True, **({UNKNOWN_HOST: True} if names_no_host(message) else {})}
 
 
 RETRY_HINT = "Check that the server can be reached, then run again; nothing was lost."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firnline.errors import SourceError
+from firnline.sources.cdc.tables import without_table
 from firnline.sources.mysql import charsets, tables
 from firnline.sources.mysql.convert import select_date
 from firnline.sources.mysql.server import Server, query, quoted, quoted_table
@@ -72,7 +73,8 @@ class Definition:
         same, parts = list[str](), list[str]()
         for c, value in zip(self.order, key, strict=True):
             name, one, word = quoted(self.table.names[c]), self.table.types[c], self.words[c]
-            if one.code == tables.ENUM and value:  # of numbers, the server would not use the index
+            # Of numbers, the server would not use the index. By its name, an empty one is equal to value 0.
+            if one.code == tables.ENUM and value and "" not in one.names:
                 is_same, is_greater = f"{name} = {_enum(one, value)}", _is_behind_enum(name, one, value)
             else:
                 text = literal(one, word, value)
@@ -95,7 +97,7 @@ def read_definition(db: Any, server: Server, table: str) -> Definition:
             word, one = parse_type(str(kind), str(collation or ""))
         except ValueError as error:
             raise SourceError(
-                f"column {name} of table {table}: {error}", hint=f'Leave the table out: tables: ["!{table}"].'
+                f"column {name} of table {table}: {error}", hint=f"Leave the table out: {without_table(table)}."
             ) from error
         names.append(str(name))
         words.append(word)

@@ -20,6 +20,7 @@ class MySqlSourceOptions(LogSourceOptions):
     type: ClassVar[str] = "mysql"
     logs_statements: ClassVar[bool] = True
 
+    snapshot_dsn: str = field(default="", kw_only=True, repr=False)  # of a replica that tables are read from
     server_id: int | None = field(default=None, kw_only=True)  # None: made from the names of pipeline and source
     accept_cascades: bool = field(default=False, kw_only=True)  # capture tables that cascades change outside the log
     partial_inserts: bool = field(default=False, kw_only=True)  # take inserts whose defaults the log leaves out

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ class PacketReader:
     def __init__(self, db: Any, server: Server, silence_seconds: float) -> None:
         self._db = db  # keeps the connection open
         self._socket: Any = db._sock
+        # Of an encrypted socket this is what `recv_into` calls: a read gives 16 KiB at most, so there are many.
+        self._read: Callable[[int, memoryview], Any] = (
+            self._socket.read if isinstance(self._socket, ssl.SSLSocket) else self._read_plain
+        )
         self._server = server
         self._silence = silence_seconds
         self.data: npt.NDArray[np.uint8] = np.empty(BUFFER_BYTES + SLACK, np.uint8)  # what was read, for compiled code
@@ -132,7 +137,7 @@ class PacketReader:
             raise self._lost("the stream was closed")
         if self._start == self._end:
             self._start = self._end = 0
-        elif len(self._buffer) - self._end < 1 << 16 or (
+        elif self._start >= GATHERED or (
             self._end - self._start >= 4 and self._start + 4 + self._size() > len(self._buffer)
         ):
             left = self._end - self._start
@@ -144,11 +149,10 @@ class PacketReader:
                 raise self._lost(f"nothing came for {self._silence:.0f} s, not even a heartbeat")
             return False
         self._heard = monotonic()
-        gathered = count
+        most = min(self._end - count + GATHERED, len(self._buffer) - (1 << 16))
         with contextlib.suppress(SourceError):  # what came before the end may say why; the next call raises it again
-            while count and gathered < GATHERED and len(self._buffer) - self._end >= 1 << 16:
-                count = self._receive(0.0)
-                gathered += count or 0
+            while self._end < most and self._receive(0.0):
+                pass
         return True
 
     def _receive(self, seconds: float) -> int | None:
@@ -157,7 +161,7 @@ class PacketReader:
             if seconds != self._timeout:
                 self._socket.settimeout(seconds)
                 self._timeout = seconds
-            count = int(self._socket.recv_into(self._buffer[self._end :]))
+            count = int(self._read(len(self._buffer) - self._end, self._buffer[self._end :]))
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return None
         except (OSError, ValueError) as error:
@@ -166,6 +170,9 @@ class PacketReader:
             raise self._lost("the server closed the connection")
         self._end += count
         return count
+
+    def _read_plain(self, _size: int, buffer: memoryview) -> int:
+        return int(self._socket.recv_into(buffer))
 
     def _lost(self, why: str) -> SourceError:
         host, port = self._server.host

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from firnline.errors import SourceError
+from firnline.errors import FirnlineError, SourceError
 from firnline.sources.mysql import select_kernel
 from firnline.sources.mysql.connect import RETRY_HINT
 from firnline.sources.mysql.events import read_length
@@ -17,6 +18,7 @@ from firnline.sources.mysql.server import Server, send
 COM_STMT_PREPARE, COM_STMT_EXECUTE, COM_STMT_CLOSE = 0x16, 0x17, 0x19
 SILENCE_SECONDS = 600.0  # for the first row, or the next one
 FIRST_BYTES = 1 << 20
+NO_LIMIT = 1 << 62
 _ERROR, _EOF = 0xFF, 0xFE
 _FIXED = {1: 1, 2: 2, 13: 2, 3: 4, 9: 4, 8: 8, 4: 4, 5: 8}  # bytes of a value, by the type that the server names
 _TEMPORAL = frozenset({7, 10, 11, 12, 14})
@@ -34,7 +36,7 @@ class ServerError(SourceError):
         self.number = number
 
 
-def error_number(error: SourceError) -> int:
+def error_number(error: FirnlineError) -> int:
     """Return the server's number of an error; 0 if it is none of the server."""
     if isinstance(error, ServerError):
         return error.number
@@ -50,7 +52,7 @@ class Result:
     rows: int
     last: int  # where the last row begins in the content
     layouts: tuple[int, ...]  # of every column; see `select_kernel`
-    is_whole: bool  # the server had no more rows; otherwise the connection must be closed
+    is_whole: bool  # the server had no more rows; otherwise they are read, or the connection is closed
 
 
 class RowReader:
@@ -71,6 +73,11 @@ class RowReader:
             ServerError: the server refuses the statement.
             SourceError: the connection is lost.
         """
+        return next(self.select_parts(statement, NO_LIMIT, max_bytes))
+
+    def select_parts(self, statement: str, max_rows: int, max_bytes: int) -> Iterator[Result]:
+        """Run a statement and yield its rows in parts, each with up to `max_rows` rows and as many as `max_bytes`
+        allow; only the last one, which may have no row, `is_whole`. Raises as `select`."""
         self._command(bytes([COM_STMT_PREPARE]) + statement.encode())
         prepared = self._packet()
         number, columns, parameters = struct.unpack_from("<IHH", prepared, 1)
@@ -80,11 +87,13 @@ class RowReader:
         self._command(struct.pack("<BIBI", COM_STMT_EXECUTE, number, 0, 1))
         count, _ = read_length(memoryview(self._packet()), 0)
         layouts = self._columns(count)
-        rows, last, is_whole = self._rows(max_bytes)
-        content = self._data[: self._start].tobytes()
-        if is_whole:
-            self._command(struct.pack("<BI", COM_STMT_CLOSE, number))
-        return Result(content, rows, last, layouts, is_whole)
+        is_whole = False
+        while not is_whole:
+            rows, last, is_whole = self._rows(max_rows, max_bytes)
+            content = self._data[: self._start].tobytes()
+            if is_whole:
+                self._command(struct.pack("<BI", COM_STMT_CLOSE, number))
+            yield Result(content, rows, last, layouts, is_whole)
 
     def _command(self, command: bytes) -> None:
         self._start = self._end = 0
@@ -108,7 +117,7 @@ class RowReader:
             raise self._lost("descriptions of columns have no end")
         return tuple(found)
 
-    def _rows(self, max_bytes: int) -> tuple[int, int, bool]:
+    def _rows(self, max_rows: int, max_bytes: int) -> tuple[int, int, bool]:
         """Read rows to the front of the buffer, up to `self._start`; return how many, where the last one begins, and
         whether these are all."""
         left = self._end - self._start
@@ -117,7 +126,7 @@ class RowReader:
         found = np.zeros(4, np.int64)
         rows = last = 0
         while True:
-            state = select_kernel.split(self._data, self._start, self._end, self._sequence, found)
+            state = select_kernel.split(self._data, self._start, self._end, self._sequence, max_rows - rows, found)
             self._start, self._sequence = int(found[0]), int(found[1])
             if found[2]:
                 rows, last = rows + int(found[2]), int(found[3])
@@ -129,7 +138,7 @@ class RowReader:
                 return rows, last, True
             if state == select_kernel.LOST:
                 raise self._lost("packets are not in order")
-            if rows and self._start >= max_bytes:
+            if rows >= max_rows or (rows and self._start >= max_bytes):
                 return rows, last, False
             if state == select_kernel.LARGE:
                 last = self._start

@@ -24,15 +24,16 @@ WITH_BYTE = -1  # a length of one byte stands before it: dates and times
 
 
 @entry
-def split(data, start, end, sequence, found):
+def split(data, start, end, sequence, most, found):
     """Go over packets with rows from `start` on, and write zero over the number of each, the highest byte of its
     header: so the header becomes the length of the row in four bytes.
 
-    `found` gets: where it stopped, the next packet's number, the number of rows, where the last row begins.
+    It stops after `most` rows. `found` gets: where it stopped, the next packet's number, the number of rows, where the
+    last row begins.
     """
     p, rows, last = start, 0, start
     state = MORE
-    while end - p >= 4:
+    while rows < most and end - p >= 4:
         size = np.int64(data[p]) | np.int64(data[p + 1]) << 8 | np.int64(data[p + 2]) << 16
         if data[p + 3] != sequence:
             state = LOST

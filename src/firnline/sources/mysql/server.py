@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
+import secrets
 import struct
 import uuid
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from firnline.errors import ConfigError, SourceError, SourceGapError
 from firnline.sources.cdc.log import GAP_HINT
 from firnline.sources.mysql import events as ev
 from firnline.sources.mysql.connect import Dsn, connect, errors_in_words, grant_hint
+from firnline.sources.mysql.gtid import GtidSet
 
 _NAMES = (
     "version", "log_bin", "binlog_format", "binlog_row_metadata", "binlog_row_image", "binlog_row_value_options",
@@ -22,7 +23,7 @@ _NAMES = (
 )  # fmt: skip
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCKING = 1
-_LOOKS = (0xF000_0000, 0xFFFF_FFF0)  # ids of readers that look at one file
+_LOOKS = range(0xF000_0000, 0xFFFF_FFF0)  # ids of readers that look at one file
 _NO_FILE = "could not find first log file"
 LOGS_CASCADES = (9, 6)  # the first version of MySQL whose log has the changes of cascading foreign keys
 _CASCADE = re.compile(
@@ -117,6 +118,66 @@ def check_server(db: Any, server: Server, user: str, server_id: int) -> None:
             raise ConfigError(f"user {user} has not the right {right} on server {where}", hint=grant_hint(user))
 
 
+def server_gtids(db: Any, server: Server) -> str:
+    """Return all transactions that a server has, as GTIDs; of MariaDB the last of each domain and server."""
+    name = "gtid_binlog_state" if server.is_mariadb else "gtid_executed"
+    return str(query(db, server.host, f"SELECT @@GLOBAL.{name}")[0][0] or "")
+
+
+def replica_filters(db: Any, server: Server) -> list[str]:
+    """Return the filters that keep rows out of a replica; none, too, if the user may not see them."""
+    words = ("do_db", "ignore_db", "do_table", "ignore_table", "wild_do_table", "wild_ignore_table", "rewrite_db")
+    names = ", ".join(f"'replicate_{word}'" for word in words)
+    statement = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names}) AND Value <> ''"
+    if not server.is_mariadb:
+        statement = (
+            "SELECT filter_name, filter_rule FROM performance_schema.replication_applier_filters UNION "
+            "SELECT filter_name, filter_rule FROM performance_schema.replication_applier_global_filters"
+        )
+    try:
+        return [f"{name} = {value}" for name, value in query(db, server.host, statement)]
+    except (ConfigError, SourceError):
+        return []
+
+
+def check_replica(server: Server, gtids: str, primary: Server, primary_gtids: str) -> None:
+    """Refuse a server that is no replica of another one, by their transactions; those of the other are read later.
+
+    Raises:
+        ConfigError: their histories differ, or nobody can tell.
+    """
+    here, there = (f"{one.host[0]}:{one.host[1]}" for one in (server, primary))
+    hint = "Name a replica of the server of dsn in snapshot_dsn, or leave snapshot_dsn out."
+    if server.kind != primary.kind or not (server.has_gtids and primary.has_gtids):
+        raise ConfigError(f"tables can be read from {here} only if it and {there} have GTIDs of one kind", hint=hint)
+    if server.host == primary.host or (server.uuid and server.uuid == primary.uuid):
+        return
+    logs = server.settings.get("log_slave_updates", server.settings.get("log_replica_updates", "OFF")).upper()
+    if server.settings.get("log_bin", "OFF").upper() not in ("ON", "1") or logs not in ("ON", "1"):
+        raise ConfigError(
+            f"replica {here} does not log what it replicates, so nobody can tell what its tables hold",
+            hint="Write below [mysqld] in its my.cnf: log_bin, and log_slave_updates = ON; then restart it.",
+        )
+    if server.is_mariadb:
+        own = _lacking_states(gtids, primary_gtids)
+    else:
+        own = str(GtidSet.parse(gtids).minus(GtidSet.parse(primary_gtids)))
+    if server.id == primary.id or own or (primary_gtids and not gtids):
+        reason = f"it has the transactions {own}" if own else "they have nothing in common"
+        reason = f"both have the server_id {server.id}" if server.id == primary.id else reason
+        raise ConfigError(f"{here} (snapshot_dsn) is no replica of {there} (dsn): {reason}", hint=hint)
+
+
+def _lacking_states(gtids: str, others: str) -> str:
+    """Return of MariaDB's last transactions of each domain and server those that another server does not have."""
+    known: dict[str, int] = {}
+    for one in filter(None, (word.strip() for word in others.split(","))):
+        origin, _, number = one.rpartition("-")
+        known[origin] = int(number)
+    words = [word.strip() for word in gtids.split(",") if word.strip()]
+    return ",".join(one for one in words if known.get(one.rpartition("-")[0], 0) < int(one.rpartition("-")[2]))
+
+
 def setting_remarks(server: Server) -> list[str]:
     """Return settings that are allowed and not the best, with the statements that change them."""
     told = []
@@ -141,9 +202,20 @@ def find_tables(db: Any, server: Server) -> set[str]:
     rows = query(
         db,
         server.host,
-        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE'",
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
+        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')",
     )
     return {f"{schema}.{name}" for schema, name in rows}
+
+
+def find_versioned(db: Any, server: Server) -> list[str]:
+    """Return MariaDB's system-versioned tables: the log has rows of their past, too."""
+    rows = query(
+        db,
+        server.host,
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED'",
+    )
+    return sorted(f"{schema}.{name}" for schema, name in rows)
 
 
 def find_dotted(db: Any, server: Server) -> list[str]:
@@ -381,7 +453,7 @@ def file_created(dsn: Dsn, server: Server, file: str) -> int | None:
     db = connect(dsn, server.host)
     try:
         # A server ends the stream of a reader whose id comes again: every look has its own.
-        reader = random.randrange(*_LOOKS)
+        reader = _LOOKS.start + secrets.randbelow(len(_LOOKS))
         prepare_dump(db, server, heartbeat_seconds=0, replica=str(uuid.uuid4()))
         send(db, struct.pack("<BIHI", COM_BINLOG_DUMP, 4, NON_BLOCKING, reader) + file.encode())
         with errors_in_words(f"cannot read the log file {file}", server.host):

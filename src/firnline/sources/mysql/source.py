@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from firnline.errors import ConfigError, DamagedError
+from firnline.errors import ConfigError, DamagedError, SourceError
 from firnline.sources.base import LogLag
-from firnline.sources.cdc.column_names import names_here
+from firnline.sources.cdc.column_names import names_here, renamings
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.mysql.connect import Dsn, connect_any
@@ -18,18 +18,22 @@ from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.mysql.server import (
     Server,
     cascade_lack,
+    check_replica,
     file_created,
     find_columns,
     find_dotted,
     find_key,
     find_lacks,
     find_tables,
+    find_versioned,
     gtids_at,
     log_filters,
     logs_cascades,
     query,
     read_log,
     read_server,
+    replica_filters,
+    server_gtids,
     setting_remarks,
 )
 from firnline.sources.mysql.statements import makes_cascade
@@ -48,6 +52,7 @@ class MySqlSource(LogSource):
     def __init__(self, options: MySqlSourceOptions, *, once: bool, moved: tuple[str, str] | None) -> None:
         super().__init__(options, default_schema=options.database, once=once, moved=moved)
         self._mysql = options
+        self._versioned: tuple[str, ...] | None = None  # captured tables of this kind; None: not asked yet
 
     def open_stream(self) -> LogStream:
         return self._stream()
@@ -63,7 +68,21 @@ class MySqlSource(LogSource):
         )
 
     def open_tables(self) -> TableReader:
-        return MySqlTableReader(self._mysql.dsn, self._tables.covers)
+        replica = self._mysql.snapshot_dsn
+        if not replica:
+            return MySqlTableReader(self._mysql.dsn, self._tables.covers)
+        return MySqlTableReader(replica, self._tables.covers, check=self._check_replica)
+
+    def _check_replica(self, db: Any, server: Server) -> None:
+        """Refuse a server to read tables from that is no replica of the one whose log is read."""
+        if filters := replica_filters(db, server):
+            raise ConfigError(
+                f"replica {server.host[0]}:{server.host[1]} (snapshot_dsn) leaves rows out: {', '.join(filters)}",
+                hint="Name a replica without filters, or leave snapshot_dsn out.",
+            )
+        gtids = server_gtids(db, server)  # before those of the other one: it has at least as many
+        with self._connected() as (primary, log_server):
+            check_replica(server, gtids, log_server, server_gtids(primary, log_server))
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[tuple[Any, Server]]:
@@ -82,22 +101,39 @@ class MySqlSource(LogSource):
         with self._connected() as (db, server):
             if table not in find_tables(db, server):
                 return None
+            if table in find_versioned(db, server):
+                return ()
             return names_here(find_key(db, server, table), find_columns(db, server, table))
 
     def check(self) -> None:
         self._stream().check()
+        if self._mysql.snapshot_dsn:
+            with contextlib.closing(self.open_tables()) as reader:
+                reader.find_end()  # connects, and checks the replica
 
     def remarks(self) -> list[str]:
         user = Dsn.parse(self._mysql.dsn).user
         with self._connected() as (db, server):
             tables = find_tables(db, server)
             told = self._check_tables(db, server)
+            told += [
+                f"table {table} is system-versioned: its changes can be appended, not upserted, as the log has rows of "
+                "the past beside those of now; rows that are there before are not read"
+                for table in self.find_unkeyed()
+            ]
             filters = ", ".join(log_filters(db, server))
-        told += [
-            f"table {name} does not exist yet, or user {user} may not read it"
-            for name in self._tables.names
-            if name not in tables
-        ]
+            renamed = [
+                text
+                for table in sorted(tables)
+                if self._tables.covers(table)
+                for text in renamings(table, find_columns(db, server, table))
+            ]
+        missing = [name for name in self._tables.names if name not in tables and self._tables.covers(name)]
+        with contextlib.closing(self.open_tables()) as reader:
+            unreadable = reader.find_unreadable(missing)
+        for name in missing:
+            known = f", or user {user} may not read it. {unreadable[name].hint}" if name in unreadable else ""
+            told.append(f"table {name} does not exist yet{known}")
         if not told and not any(self._tables.covers(table) for table in tables):
             told.append(f"no table that user {user} may read matches `tables`")
         if filters:
@@ -105,7 +141,7 @@ class MySqlSource(LogSource):
                 f"{filters} is set: whether DDL and TRUNCATE are in the log depends on the database in use (USE), "
                 "not on that of the table"
             )
-        return [*told, *setting_remarks(server)]
+        return [*told, *renamed, *setting_remarks(server)]
 
     def _check_tables(self, db: Any, server: Server, ddl: str = "", named: Sequence[str] = ()) -> list[str]:
         """Return what the log lacks of captured tables, as far as the spec accepts it; `ddl` is a statement of the log,
@@ -115,6 +151,7 @@ class MySqlSource(LogSource):
             ConfigError: the log lacks changes, and the spec does not accept it.
         """
         self._check_names(db, server)
+        self._versioned = tuple(table for table in find_versioned(db, server) if self._tables.covers(table))
         captured = {table for table in find_tables(db, server) if self._tables.covers(table)}
         databases = {table.partition(".")[0] for table in (*captured, *self._tables.names)}
         lacks = find_lacks(db, server, captured.intersection(named) if named else captured, databases)
@@ -125,6 +162,15 @@ class MySqlSource(LogSource):
             hints = dict.fromkeys(one.hint for one in refused)
             raise ConfigError("; ".join(one.what for one in refused), hint=" ".join(hints))
         return [one.what for one in lacks]
+
+    def find_unkeyed(self) -> tuple[str, ...]:
+        if self._versioned is None:  # spool files of an earlier run are read before the server is asked
+            try:
+                with self._connected() as (db, server):
+                    self._versioned = tuple(one for one in find_versioned(db, server) if self._tables.covers(one))
+            except (SourceError, ConfigError):
+                return ()
+        return self._versioned
 
     def _check_names(self, db: Any, server: Server) -> None:
         """Refuse names in `tables` that match no table, and tables whose names cannot be told apart."""

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 from isal import isal_zlib
 
@@ -69,7 +68,6 @@ ROTATE_BYTES = 600  # at most, of an event that names a file, as a frame
 PROOF_SECONDS = 120.0  # for the last transaction to come again, with nothing else coming
 FOREIGN_SECONDS = 20.0  # for transactions of another server to come before it is asked whether they will
 PASSED_BYTES = 1 << 20  # of rows that are not needed, passed over at once
-EVENTS_AT_ONCE = 1024  # of rows, in one call of compiled code
 WINDOW_LOG = 27  # the largest window of compressed transactions that is unpacked: 128 MiB
 _STATEMENT_HINT = f"Set binlog_format = ROW for all sessions. {GAP_HINT}"
 
@@ -109,7 +107,6 @@ class MySqlStream(LogStream):
         self._packets: PacketReader | None = None
         self._created: dict[tuple[str, str], int | None] = {}  # by server and file
         self._out = Frames()
-        self._events: npt.NDArray[np.int64] = np.empty((EVENTS_AT_ONCE, sk.EVENT_COLUMNS), np.int64)
         self._reset()
 
     def _reset(self) -> None:
@@ -233,9 +230,9 @@ class MySqlStream(LogStream):
             db.close()
         if lacking:
             raise ConfigError(
-                f"tables were read from another host of dsn than the log, which has the transactions {lacking}; server "
+                f"tables were read from another host than the log, which has the transactions {lacking}; server "
                 f"{_at(server)}, whose log is read, does not have them",
-                hint="Take that host out of dsn: it has transactions of its own. Then run again.",
+                hint="Take that host out of dsn, or snapshot_dsn: it has transactions of its own. Then run again.",
             )
         self._awaited[words] = math.inf  # they will come
 
@@ -298,6 +295,32 @@ class MySqlStream(LogStream):
         self._file, self._pos, self._file_created = place["file"], place["pos"], place["created"]
         replica = str(uuid.uuid5(uuid.NAMESPACE_OID, f"firnline-{self._server_id}"))
         prepare_dump(db, server, heartbeat_seconds=self._heartbeat, replica=replica)
+        try:
+            self._ask(db, server, place)
+        except SourceGapError as error:
+            if not self._was_reset(server, place):
+                raise
+            raise _gap(
+                f"the log of server {_at(server)} was reset (RESET MASTER, RESET BINARY LOGS AND GTIDS, or a restored "
+                f"server): its files begin anew, and {place['file']}, which was read before, is gone"
+            ) from error
+
+    def _was_reset(self, server: Server, place: dict[str, Any]) -> bool:
+        """Return whether the files of a log were numbered anew since a position: purging takes the oldest first, and a
+        file keeps its name."""
+        if place["server_uuid"] != server.uuid:
+            return False
+        db = connect(self._dsn, server.host)
+        try:
+            files = [str(row[0]) for row in query(db, server.host, "SHOW BINARY LOGS")]
+        finally:
+            db.close()
+        if place["file"] in files:
+            return bool(self._created_of(server, place["file"]) != place["created"])
+        return any(ev.place_order(file, 0) < ev.place_order(place["file"], 0) for file in files)
+
+    def _ask(self, db: Any, server: Server, place: dict[str, Any]) -> None:
+        """Send the command for the log behind a position, and wait for the proof that it continues there."""
         if server.is_mariadb:
             command = self._from_list(db, server, place)
         elif server.has_gtids and place["gtid_set"] is not None:
@@ -464,18 +487,13 @@ class MySqlStream(LogStream):
         before = len(out)
         limit = max_bytes if is_wanted else before + PASSED_BYTES
         out.reserve(limit)
-        state = np.array((0, start, before, self._pos, self._passed, 0), np.int64)
+        state = np.array((0, start, before, self._pos, self._passed, 0, self._digest, 0), np.int64)
         must_be_whole = captured and kind in ev.WRITES and not self._partial_inserts
         bitmaps = 2 if kind in ev.UPDATES else 1
-        sk.take_rows(
-            packets.data, end, out.data, limit, table_id, kind, bitmaps, must_be_whole, row_bytes, self._events, state
-        )
-        taken, start, used, pos, passed, rows = state.tolist()
-        crc32, view, digest = isal_zlib.crc32, out.view, self._digest
-        for at, rows_at, stop, checksum in self._events[:taken].tolist():
-            if crc32(view[at:stop]) != checksum:
-                raise damaged(f"an event before {self._file}:{pos} does not match its checksum")
-            digest = crc32(view[rows_at:stop], digest)
+        sk.take_rows(packets.data, end, out.data, limit, table_id, kind, bitmaps, must_be_whole, row_bytes, state)
+        taken, start, used, pos, passed, rows, digest, checksum = state.tolist()
+        if isal_zlib.crc32(out.view[before:used]) != checksum:
+            raise damaged(f"an event before {self._file}:{pos} does not match its checksum")
         packets.drop_to(start)
         self._pos, self._passed, self._digest = pos, passed, digest
         if captured:
@@ -674,8 +692,8 @@ class MySqlStream(LogStream):
                 raise self._stop(
                     header, "with inserted rows without all of their columns: binlog_row_image leaves out columns that "
                     "got their default, so that their values are nowhere in the log",
-                    "Run on the server: SET GLOBAL binlog_row_image = 'FULL'; then run once with --resnapshot TABLE. "
-                    "Or set partial_inserts: true to read such columns as missing.",
+                    "Set partial_inserts: true to read such columns as missing. Or run on the server: SET GLOBAL "
+                    f"binlog_row_image = 'FULL'; {GAP_HINT}",
                 )  # fmt: skip
         key = (table_id, header.type)
         size = self._sizes.get(key)

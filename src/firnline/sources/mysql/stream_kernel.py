@@ -10,15 +10,73 @@ import numpy as np
 from firnline.jit import copy16, entry, inlined
 from firnline.sources.cdc.frames import SLACK
 
-AT, ROWS_AT, END, CHECKSUM = range(4)  # of every event that was taken, in the target: where it begins, where its rows
-EVENT_COLUMNS = 4  # begin, where its checksum begins, and the checksum
-TAKEN, START, USED, POS, PASSED, ROWS = range(6)  # of `state`: see `take_rows`
-STATE_FIELDS = 6
+TAKEN, START, USED, POS, PASSED, ROWS, DIGEST, CHECKSUM = range(8)  # of `state`: see `take_rows`
+STATE_FIELDS = 8
 
 _PACKET, _HEADER, _SUM = 5, 19, 4  # bytes before an event in its packet, of its header, of its checksum
 _LARGEST = 0xFFFFFF
 _FIRST_V2 = 30  # the first type of events that has a length of extra data
 _SPLIT_LENGTH = 251  # from here on, a length takes more than one byte
+
+
+_POLYNOMIAL = 0xEDB88320  # of CRC32, its lowest power first
+_ONE = 1 << 31  # the polynomial 1
+
+
+def _product(a: int, b: int) -> int:
+    """Multiply two polynomials, modulo that of CRC32."""
+    found = 0
+    for bit in range(32):
+        if a << bit & _ONE:
+            found ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return found
+
+
+def _make_powers() -> list[list[int]]:
+    """Return the polynomials by which CRC32 is multiplied for zero bytes behind the others: 0 to 255 of them, 0 to 255
+    times 256, and so on."""
+    step = _ONE >> 8
+    powers = []
+    for _ in range(3):
+        powers.append([_ONE])
+        for _ in range(255):
+            powers[-1].append(_product(step, powers[-1][-1]))
+        step = _product(step, powers[-1][-1])
+    return powers
+
+
+_POWERS = np.array(_make_powers(), np.int64)
+_TABLE = np.array([_product(byte, _ONE >> 8) for byte in range(256)], np.int64)
+
+
+@inlined
+def product(a, b):
+    """Multiply two polynomials, modulo that of CRC32."""
+    found = np.int64(0)
+    for bit in range(31, -1, -1):
+        found ^= b & -(a >> bit & 1)
+        b = b >> 1 ^ (_POLYNOMIAL & -(b & 1))
+    return found
+
+
+@inlined
+def crc32(data, at, end):
+    """Return the CRC32 of a few bytes."""
+    found = np.int64(0xFFFFFFFF)
+    for i in range(at, end):
+        found = found >> 8 ^ _TABLE[(found ^ data[i]) & 0xFF]
+    return found ^ 0xFFFFFFFF
+
+
+@inlined
+def behind(crc, size):
+    """Return what a CRC32 adds to the one of these bytes and `size` more, less than 2**24, behind them."""
+    for place in range(3):
+        power = size >> (8 * place) & 0xFF
+        if power:
+            crc = product(_POWERS[place, power], crc)
+    return crc
 
 
 @inlined
@@ -31,19 +89,21 @@ def number(data, at, size):
 
 
 @entry
-def take_rows(data, end, target, limit, table_id, kind, bitmaps, must_be_whole, row_bytes, events, state):
+def take_rows(data, end, target, limit, table_id, kind, bitmaps, must_be_whole, row_bytes, state):
     """Copy events of one type and table from packets into frames, as long as nothing else comes.
 
-    The caller knows the table, and checks the checksums. A packet that is anything but a plain event of these rows in
+    The caller knows the table, and checks the frames. A packet that is anything but a plain event of these rows in
     the midst of a statement ends it, and is left to the caller: one that is not complete or goes on in another one, the
     last event of a statement, one with columns left out (if `must_be_whole`), one that does not fit before `limit`.
 
     `state`: [events taken; place of the next packet; end of the frames; position in the log; bytes of the log passed;
-    rows, by their bytes], read and written.
+    rows, by their bytes; CRC32 of all rows so far; CRC32 of the new frames], read and written. The last two follow from
+    the checksums of the events: if the frames have another one, an event does not match its own.
     """
     taken, at, used = 0, state[START], state[USED]
-    pos, passed, rows = state[POS], state[PASSED], state[ROWS]
-    while taken < len(events) and at + _PACKET + _HEADER <= end:
+    pos, passed, rows, digest = state[POS], state[PASSED], state[ROWS], state[DIGEST]
+    whole = np.int64(0)
+    while at + _PACKET + _HEADER <= end:
         size = number(data, at, 3)
         event, length = at + _PACKET, size - 1
         body, stop = event + _HEADER, event + length - _SUM
@@ -72,29 +132,31 @@ def take_rows(data, end, target, limit, table_id, kind, bitmaps, must_be_whole, 
                 break
         log_pos = number(data, event + 13, 4)
         if log_pos:
-            behind = (pos >> 32 << 32) | log_pos
-            if behind < pos - (1 << 31):
-                behind += 1 << 32
-            passed += max(0, behind - pos)
-            pos = behind
+            place = (pos >> 32 << 32) | log_pos
+            if place < pos - (1 << 31):
+                place += 1 << 32
+            passed += max(0, place - pos)
+            pos = place
         for i in range(4):
             target[used + i] = length >> (8 * i) & 0xFF
         frame = used + 4
         for i in range(0, length, 16):
             copy16(data, event + i, target, frame + i)
-        events[taken, AT] = frame
-        events[taken, ROWS_AT] = frame + start - event
-        events[taken, END] = frame + stop - event
-        events[taken, CHECKSUM] = number(data, stop, 4)
+        checksum = number(data, stop, 4)
+        digest = behind(digest ^ crc32(data, event, start), stop - start) ^ checksum
+        whole = behind(whole, 4) ^ crc32(target, used, frame)
+        whole = behind(whole, length - _SUM) ^ checksum
+        whole = behind(whole, _SUM) ^ crc32(data, stop, stop + _SUM)
         rows += max(1, np.int64((stop - start) / max(1.0, row_bytes) + 0.5))
         taken += 1
         used = frame + length
         at += 4 + size
     state[TAKEN], state[START], state[USED] = taken, at, used
-    state[POS], state[PASSED], state[ROWS] = pos, passed, rows
+    state[POS], state[PASSED], state[ROWS], state[DIGEST] = pos, passed, rows, digest
+    state[CHECKSUM] = whole
 
 
 def warm_up() -> None:
     """Compile everything, or load what is compiled."""
     data, state = np.empty(SLACK, np.uint8), np.zeros(STATE_FIELDS, np.int64)
-    take_rows(data, 0, data, 0, 0, 0, 1, False, 0.0, np.empty((0, EVENT_COLUMNS), np.int64), state)
+    take_rows(data, 0, data, 0, 0, 0, 1, False, 0.0, state)

@@ -7,6 +7,10 @@ A chunk is one SELECT in a transaction with a consistent snapshot. What this sna
 - MySQL without GTIDs: the end of the log, read while another connection holds the table with LOCK TABLES ... READ. The
   server grants this lock when no transaction that changed the table is left, and the snapshot begins under it.
 
+A table without a key is read whole, in one SELECT and one snapshot. What it sees must be exact. MySQL's snapshots begin
+under that lock, with GTIDs, too; MariaDB's place is exact without one. Engines without transactions have no snapshots:
+their tables stay locked until they are read.
+
 Two connections: one has the snapshot and the rows, the other all else.
 """
 
@@ -14,14 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import secrets
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError, SourceError
-from firnline.sources.cdc.log import Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.log import UNREADABLE, Chunk, TableChangedError, TableFacts, TableGoneError, TableReader
+from firnline.sources.cdc.tables import without_table
 from firnline.sources.mysql import chunk as chunks
 from firnline.sources.mysql import select_kernel
 from firnline.sources.mysql.connect import Dsn, connect, connect_any
@@ -46,17 +52,24 @@ logger = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
 BEHIND_SECONDS = 20.0  # for a server to show what was read of the log; then another one is tried
-LOCK_SECONDS = 2  # to wait for a table lock, while others may wait behind it
+LOCK_SECONDS = 2  # to wait for a lock, while others may wait behind it
 ATTEMPTS = 5  # of a chunk whose table is changed while it is read
 SYSTEM_DATABASES = frozenset({"mysql", "sys", "information_schema", "performance_schema"})
 _CHANGED, _GONE = frozenset({1412}), frozenset({1146, 1049, 1932})
-_REFUSED = frozenset({1142, 1143, 1044})
+_REFUSED = frozenset({1142, 1143})
+_NO_DATABASE_RIGHT, _LOCK_TIMEOUT = 1044, 1205
 _WRONG_CONDITIONS = frozenset({1052, 1054, 1060, 1064, 1111, 1241, 1242, 1305, 1318, 1582, 1690})
 # The session that reads rows: values as they are stored, times in UTC, dates that are none as literals.
 _ROWS_SESSION = (
     "SET character_set_results = NULL, time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES'",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    # A reader may be slow, and a table large.
+    f"SET lock_wait_timeout = {LOCK_SECONDS}, net_write_timeout = 86400",
 )
+_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+_SNAPSHOT_ENGINE = "innodb"  # others have no transactions, or no place in the log that belongs to a snapshot
+
+T = TypeVar("T")
 
 
 class MySqlTableReader(TableReader):
@@ -66,10 +79,19 @@ class MySqlTableReader(TableReader):
         dsn: The address; see `Dsn`.
         is_captured: Whether a table, as `database.table`, is captured.
         max_chunk_bytes: A chunk ends when its rows have so many bytes.
+        check: Called with every new connection; refuses a server that tables may not be read from.
     """
 
-    def __init__(self, dsn: str, is_captured: Callable[[str], bool], *, max_chunk_bytes: int = MAX_CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        is_captured: Callable[[str], bool],
+        *,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
+        check: Callable[[Any, Server], None] = lambda *_: None,
+    ) -> None:
         self._dsn = Dsn.parse(dsn)
+        self._check = check
         self._is_captured = is_captured
         self._max_bytes = max_chunk_bytes
         self._server: Server | None = None
@@ -78,6 +100,7 @@ class MySqlTableReader(TableReader):
         self._row_reader: RowReader | None = None
         self._seen: Json = None  # what the last snapshot saw
         self._behind_since: float | None = None  # the server does not show what it must since then
+        self._refused: dict[str, ConfigError] = {}  # by table that the server shows: its rows cannot be read
         self._fitting: dict[str, int] = {}  # rows of a table that fit into a chunk, where not all did
 
     # -- the contract --
@@ -90,14 +113,40 @@ class MySqlTableReader(TableReader):
             "SELECT table_schema, table_name, table_rows, table_type FROM information_schema.tables "
             "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name",
         )
+        self._refused.clear()
         found = []
         for database, name, count, kind in rows:
             table = f"{database}.{name}"
             if database in SYSTEM_DATABASES or not self._is_captured(table):
                 continue
-            with contextlib.suppress(TableGoneError), _errors_of(table):
-                key = () if kind == "SYSTEM VERSIONED" else read_definition(db, server, table).key
-                found.append(TableFacts(table, key, int(count or 0)))
+            is_versioned = kind == "SYSTEM VERSIONED"
+            try:
+                with _errors_of(db, server, table):
+                    key = () if is_versioned else read_definition(db, server, table).key
+            except TableGoneError:
+                continue
+            except ConfigError as error:
+                if UNREADABLE not in error.fields:
+                    raise
+                self._refused[table] = error
+                continue
+            found.append(TableFacts(table, key, int(count or 0), can_be_read=not is_versioned))
+        return found
+
+    def find_unreadable(self, tables: Collection[str]) -> dict[str, FirnlineError]:
+        db, server = self._connected()
+        found: dict[str, FirnlineError] = {}
+        for table in tables:
+            try:
+                with contextlib.suppress(TableGoneError), _errors_of(db, server, table):
+                    # A SELECT would wait for whoever has locked the table.
+                    columns = query(db, server.host, f"SHOW FULL COLUMNS FROM {quoted_table(table)}")
+                    if not all("select" in str(privileges).lower().split(",") for *_, privileges, _ in columns):
+                        raise _may_not_select(db, server, table)
+            except ConfigError as error:
+                if UNREADABLE not in error.fields:
+                    raise
+                found[table] = error
         return found
 
     def prepare(self, tables: Sequence[str]) -> dict[str, FirnlineError]:
@@ -132,9 +181,27 @@ class MySqlTableReader(TableReader):
     def read_chunk(
         self, table: str, after: Json, limit: int, *, order: Json = None, barrier: Json = None, where: str = ""
     ) -> Chunk | None:
+        return self._attempt(lambda: self._read_chunk(table, after, limit, order, barrier, where))
+
+    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Generator[Chunk] | None:
+        return self._attempt(lambda: self._begin_whole(table, limit, barrier))
+
+    def check_may_read(self, tables: Collection[str]) -> None:
+        db, server = self._connected()
+        for error in (*self._refused.values(), *self.find_unreadable(tables).values()):
+            raise error
+        for table in tables:
+            with contextlib.suppress(TableGoneError), _errors_of(db, server, table):
+                definition = read_definition(db, server, table)
+                is_locked = not definition.order and _needs_lock(server, _engine(db, server, table))
+                if is_locked or not server.has_gtids:
+                    _check_may_lock(db, server, table)
+
+    def _attempt(self, action: Callable[[], T]) -> T:
+        """Do something again whose table is changed meanwhile."""
         for attempt in range(ATTEMPTS):
             try:
-                return self._read_chunk(table, after, limit, order, barrier, where)
+                return action()
             except SourceError as error:
                 self.close()
                 if error_number(error) not in _CHANGED or attempt == ATTEMPTS - 1:
@@ -160,6 +227,7 @@ class MySqlTableReader(TableReader):
             db, host = connect_any(self._dsn, self._dsn.hosts)
             try:
                 server = read_server(db, host)
+                self._check(db, server)
                 settings = f"lock_wait_timeout = {LOCK_SECONDS}"
                 if not server.is_mariadb:
                     settings += ", information_schema_stats_expiry = 0"
@@ -176,7 +244,8 @@ class MySqlTableReader(TableReader):
     def _row_connection(self, server: Server) -> Any:
         if self._rows is None or not self._rows.open:
             self._rows = connect(self._dsn, server.host)
-            for statement in _ROWS_SESSION:
+            longest = "max_statement_time" if server.is_mariadb else "max_execution_time"
+            for statement in (*_ROWS_SESSION, f"SET {longest} = 0"):
                 query(self._rows, server.host, statement)
             self._row_reader = RowReader(self._rows, server)
         return self._rows
@@ -198,10 +267,15 @@ class MySqlTableReader(TableReader):
             self._check_behind(server)
             return None
         self._behind_since = None
-        with _errors_of(table, where):
+        with _errors_of(control, server, table, where):
             # From here on to the end of the transaction the table keeps its definition.
             query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
             definition = self._define(control, server, table)
+            if not definition.order:
+                raise SourceError(
+                    f"table {table} has no primary key and no unique key without nulls: it cannot be read in chunks",
+                    hint=f"Give it a primary key, or leave it out: {without_table(table)}.",
+                )
             if after is not None and order not in (None, definition.describe_order()):
                 raise TableChangedError(f"table {table} has another key now")
             asked = min(limit, self._fitting.get(table, limit))
@@ -240,30 +314,92 @@ class MySqlTableReader(TableReader):
 
     def _begin(self, control: Any, db: Any, server: Server, table: str, barrier: Json) -> Json:
         """Begin a transaction with a snapshot; return what it surely sees."""
-        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if server.is_mariadb:
             gtids = logged_gtids(control, server)
             end = log_place(control, server)
-            query(db, server.host, begin)
-            status = dict(query(db, server.host, "SHOW STATUS LIKE 'binlog_snapshot_%'"))
-            file, pos = str(status["Binlog_snapshot_file"]), int(status["Binlog_snapshot_position"])
+            file, pos = _begin_at(db, server)
             if place_order(file, pos) < place_order(*end[:2]):  # it does not see all that the log had
                 gtids = gtids_at(control, server, file, pos)
             return {"kind": server.kind, "gtid_set": gtids, "file": file, "pos": pos, "server_uuid": ""}
         has_gtids = server.has_gtids and (barrier is None or barrier["gtid_set"] is not None)
         with contextlib.nullcontext() if has_gtids else _locked(control, server, table):
             file, pos, executed = log_place(control, server)
-            query(db, server.host, begin)
+            query(db, server.host, _BEGIN)
         gtid_set = executed if has_gtids else None
+        return {"kind": server.kind, "gtid_set": gtid_set, "file": file, "pos": pos, "server_uuid": server.uuid}
+
+    # -- a table without a key --
+
+    def _begin_whole(self, table: str, limit: int, barrier: Json) -> Generator[Chunk] | None:
+        control, server = self._connected()
+        db = self._row_connection(server)  # nobody waits for it behind the lock
+        with contextlib.ExitStack() as locks:
+            with _errors_of(control, server, table):
+                engine = _engine(control, server, table)
+                needs_lock = _needs_lock(server, engine)
+                locks.enter_context((_locked if needs_lock else _kept)(control, server, table))
+                if _engine(control, server, table) != engine:
+                    raise SourceError(f"table {table} has another engine now")
+            snapshot = self._begin_exact(control, db, server, barrier, is_locked=needs_lock)
+            self._check_seen(server, snapshot)
+            if not chunks.covers(snapshot, barrier):
+                query(db, server.host, "ROLLBACK")
+                self._check_behind(server)
+                return None
+            self._behind_since = None
+            high = end_place(control, server, is_exact=False)
+            with _errors_of(control, server, table):
+                # From here on to the end of the transaction the table keeps its definition.
+                query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
+                definition = self._define(control, server, table)
+            self._seen = snapshot
+            if engine == _SNAPSHOT_ENGINE:
+                locks.close()
+            return self._read_whole(table, definition, limit, snapshot, high, locks.pop_all())
+        raise AssertionError("locks pass no error over")
+
+    def _read_whole(
+        self, table: str, definition: Definition, limit: int, snapshot: Json, high: Json, locks: contextlib.ExitStack
+    ) -> Generator[Chunk]:
+        assert self._row_reader is not None
+        assert self._server is not None
+        statement = f"SELECT {definition.expressions()} FROM {quoted_table(table)}"  # noqa: S608  # quoted names
+        try:
+            with locks, _errors_of(self._control, self._server, table):
+                for result in self._row_reader.select_parts(statement, limit, self._max_bytes):
+                    _check_layouts(definition, result)
+                    if result.is_whole:
+                        query(self._rows, self._server.host, "COMMIT")
+                        locks.close()
+                    context = chunks.pack_context(definition.table, result.content, result.rows)
+                    yield Chunk(
+                        context,
+                        result.content,
+                        result.rows,
+                        (),
+                        None,
+                        is_last=result.is_whole,
+                        sees=snapshot,
+                        high=high if result.is_whole else None,
+                    )
+        except BaseException:  # the server would send the rest
+            self.close()
+            raise
+
+    def _begin_exact(self, control: Any, db: Any, server: Server, barrier: Json, *, is_locked: bool) -> Json:
+        """Begin a transaction with a snapshot; return what it sees of a table, exactly."""
+        if is_locked:
+            query(db, server.host, _BEGIN)
+            place = end_place(control, server)
+            file, pos, gtids = place["file"], place["pos"], place["gtid_set"]
+        else:
+            file, pos = _begin_at(db, server)
+            gtids = gtids_at(control, server, file, pos)
+        gtid_set = gtids if barrier["gtid_set"] is not None or server.is_mariadb else None
         return {"kind": server.kind, "gtid_set": gtid_set, "file": file, "pos": pos, "server_uuid": server.uuid}
 
     def _define(self, control: Any, server: Server, table: str) -> Definition:
         definition = read_definition(control, server, table)
-        if not definition.order:
-            raise SourceError(
-                f"table {table} has no primary key and no unique key without nulls: it cannot be read in chunks",
-                hint=f'Give it a primary key, or leave it out: tables: ["!{table}"].',
-            )
         if server.is_mariadb and _is_versioned(control, server, table):
             raise SourceError(
                 f"table {table} is system-versioned: its log has rows of the past beside those of now",
@@ -320,17 +456,93 @@ def _is_versioned(db: Any, server: Server, table: str) -> bool:
     return "WITH SYSTEM VERSIONING" in str(created[0][1]).rpartition(")")[2]
 
 
+def _engine(db: Any, server: Server, table: str) -> str:
+    """Return the engine of a table, in small letters."""
+    database, name = (f"_utf8mb4 x'{part.encode().hex()}'" for part in table.split(".", 1))
+    rows = query(
+        db,
+        server.host,
+        "SELECT engine FROM information_schema.tables "  # noqa: S608  # literals
+        f"WHERE table_schema = {database} AND table_name = {name}",
+    )
+    if not rows:
+        raise TableGoneError(f"table {table} does not exist any more")
+    return str(rows[0][0]).lower()
+
+
+def _needs_lock(server: Server, engine: str) -> bool:
+    """Return whether a snapshot that sees a table exactly needs a lock."""
+    return not server.is_mariadb or engine != _SNAPSHOT_ENGINE
+
+
+def _begin_at(db: Any, server: Server) -> tuple[str, int]:
+    """Begin a transaction of MariaDB with a snapshot; return the place in the log that belongs to it."""
+    query(db, server.host, _BEGIN)
+    status = dict(query(db, server.host, "SHOW STATUS LIKE 'binlog_snapshot_%'"))
+    return str(status["Binlog_snapshot_file"]), int(status["Binlog_snapshot_position"])
+
+
+@contextlib.contextmanager
+def _kept(db: Any, server: Server, table: str) -> Iterator[None]:
+    """Keep a table as it is called and defined; writers do not wait."""
+    query(db, server.host, "START TRANSACTION READ ONLY")
+    try:
+        query(db, server.host, f"SELECT 1 FROM {quoted_table(table)} LIMIT 0")  # noqa: S608  # a quoted name
+        yield
+    finally:
+        query(db, server.host, "COMMIT")
+
+
+def _check_may_lock(db: Any, server: Server, table: str) -> None:
+    """Refuse a user who may not lock a table. It tries a name that no table has: nobody waits for it."""
+    nobody = f"{table.partition('.')[0]}.firnline-{secrets.token_hex(8)}"
+    try:
+        query(db, server.host, f"LOCK TABLES {quoted_table(nobody)} READ")
+    except (ConfigError, SourceError) as error:
+        if error_number(error) == _NO_DATABASE_RIGHT:
+            raise _may_not_lock(db, server, table) from error
+
+
+def _may_not_lock(db: Any, server: Server, table: str) -> ConfigError:
+    name, account = _account(db, server)
+    database = quoted(table.partition(".")[0])
+    return ConfigError(
+        f"user {name} has not the right LOCK TABLES, without which table {table} cannot be read: its snapshot begins "
+        "under a lock",
+        hint=f"Run on the server: GRANT LOCK TABLES ON {database}.* TO {account}; "
+        "or capture changes alone (snapshot: never).",
+    )
+
+
+def _may_not_select(db: Any, server: Server, table: str) -> ConfigError:
+    """Return the error of a table whose rows the user may not read; the server does not say whether it exists."""
+    name, account = _account(db, server)
+    return ConfigError(
+        f"user {name} has not the right to read table {table}, or there is no such table",
+        hint=f"Run on the server: GRANT SELECT ON {quoted_table(table)} TO {account};",
+        **{UNREADABLE: table},
+    )
+
+
+def _account(db: Any, server: Server) -> tuple[str, str]:
+    """Return the name of the user, and user and host as statements write them."""
+    name, _, host = str(query(db, server.host, "SELECT CURRENT_USER()")[0][0]).rpartition("@")
+    return name, "@".join("'" + part.replace("\\", "\\\\").replace("'", "''") + "'" for part in (name, host))
+
+
 @contextlib.contextmanager
 def _locked(db: Any, server: Server, table: str) -> Iterator[None]:
-    """Hold a table against writers, for the moment in which a snapshot begins."""
+    """Hold a table against writers."""
     try:
-        with _errors_of(table):
+        with _errors_of(db, server, table):
             query(db, server.host, f"LOCK TABLES {quoted_table(table)} READ")
-    except ConfigError as error:
-        raise ConfigError(
-            f"a server without GTIDs needs the right LOCK TABLES: {error}",
-            hint="Run on the server: GRANT LOCK TABLES ON *.* TO the user of dsn; or give it gtid_mode = ON.",
-        ) from error
+    except (ConfigError, SourceError) as error:
+        number = error_number(error)
+        if number == _NO_DATABASE_RIGHT:
+            raise _may_not_lock(db, server, table) from error
+        if number == _LOCK_TIMEOUT:
+            raise SourceError(f"a transaction that changed table {table}, or a lock, stays open: {error}") from error
+        raise
     try:
         yield
     finally:
@@ -338,7 +550,7 @@ def _locked(db: Any, server: Server, table: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _errors_of(table: str, where: str = "") -> Iterator[None]:
+def _errors_of(db: Any, server: Server, table: str, where: str = "") -> Iterator[None]:
     """Turn errors of the server about a table into the contract's."""
     try:
         yield
@@ -347,10 +559,7 @@ def _errors_of(table: str, where: str = "") -> Iterator[None]:
         if number in _GONE:
             raise TableGoneError(f"table {table} does not exist any more") from error
         if number in _REFUSED:
-            raise ConfigError(
-                f"table {table} cannot be read: {error}",
-                hint=f"Run on the server: GRANT SELECT, LOCK TABLES ON {quoted_table(table)} TO the user of dsn;",
-            ) from error
+            raise _may_not_select(db, server, table) from error
         if where and number in _WRONG_CONDITIONS:
             raise ConfigError(f"the condition for table {table} cannot be used: {error}", hint="Mend it.") from error
         raise

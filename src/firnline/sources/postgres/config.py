@@ -37,6 +37,11 @@ class PostgresSourceConfig(LogSourceConfig):
     slot: str | None = Field(
         default=None, description="Replication slot, created if missing. Default: firnline_<pipeline>_<source>."
     )
+    failover: bool = Field(
+        default=False,
+        description="true: the slot is created as a failover slot, which standbys copy, so that reading goes on after "
+        "a promotion. Needs PostgreSQL 17 or later.",
+    )
     publication: str | None = Field(
         default=None,
         description="An existing publication, which is left as it is. Default: one with the name of the slot, to which "

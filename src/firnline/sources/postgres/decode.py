@@ -89,6 +89,7 @@ class _Pass:
 
     def __init__(self, frames: bytes | memoryview, *, before: bool, keys: SinkKeys) -> None:
         self._data: Bytes = np.frombuffer(frames, np.uint8)
+        self._more: Bytes = np.empty(0, np.uint8)  # values that had escapes; offsets count on behind `_data`
         self._before = before
         self._keys = keys
         self._tables: dict[int, _Table] = {}
@@ -143,13 +144,12 @@ class _Pass:
             raise DamagedError("a chunk does not say of which table it is")
         (table,) = self._tables.values()
         columns = len(table.schema.columns)
-        rows = int(np.count_nonzero(self._data == ord("\n")))  # those in values are escaped
+        rows = int(k.count_lines(self._data))  # those in values are escaped
         offsets: Numbers = np.empty((columns, rows), np.int64)
         lengths: Numbers = np.empty((columns, rows), np.int64)
-        plain: Bytes = np.empty(len(self._data) + k.SLACK, np.uint8)
-        if not columns or k.find_copied(self._data, columns, plain, offsets, lengths) != rows:
+        self._more = np.empty(len(self._data), np.uint8)
+        if not columns or k.find_copied(self._data, columns, self._more, offsets, lengths) != rows:
             raise DamagedError(f"a chunk of {table.schema.table} cannot be read")
-        self._data = plain
         values = self._values(table.schema, (offsets, lengths), None)
         return ChunkRows(table.schema, values.rows, values.odd, tuple(self._warnings))
 
@@ -199,7 +199,7 @@ class _Pass:
                 self._warnings[f"{relation.table}.{column.name}: {native.name} is read as text"] = None
             # With identity `full`, all columns are marked: those of the primary key identify a row.
             is_key = column.is_primary if relation.identity == "f" else column.is_key
-            columns.append(Column(name, native.arrow, native.name, is_key))
+            columns.append(Column(name, native.arrow, native.name, is_key, column.number))
         self._tables[relation.id] = _Table(relation, TableSchema(relation.table, tuple(columns)))
 
     # -- rows -----------------------------------------------------------------------------------------
@@ -222,8 +222,7 @@ class _Pass:
         whole: Flags = (rows[k.KIND] == m.UPDATE) & (rows[k.OLD_KIND] == ord("O"))  # it has the old row
         for number in np.unique(rows[k.RELATION, whole]).tolist() if whole.any() else ():
             table, chosen = self._table(number), np.flatnonzero(whole & (rows[k.RELATION] == number))
-            if table.relation.identity == "f":
-                moved[chosen] = self._find_moved(table.schema, _pick(rows, chosen))
+            moved[chosen] = self._find_moved(table.schema, _pick(rows, chosen))
         many = len(moved) + int(np.count_nonzero(moved))
         places: Numbers = np.arange(order, order + len(moved), dtype=np.int64)
         if many > len(moved):
@@ -239,7 +238,7 @@ class _Pass:
         return made, many
 
     def _find_moved(self, schema: TableSchema, rows: Numbers) -> Flags:
-        """Return which updates with a whole old row change the key."""
+        """Return which updates with a whole old row change the key. A row whose key had a null is in no sink."""
         moved: Flags = np.zeros(rows.shape[1], np.bool_)
         others = other_key(schema, self._keys)
         keys = [index for index, column in enumerate(schema.columns) if column.is_key or column.name in others]
@@ -249,8 +248,8 @@ class _Pass:
         new = self._find_values(schema, rows[k.NEW], rows[k.END], is_whole=True)
         for index in keys:
             before, after = (self._gather(found[0][index], found[1][index]) for found in (old, new))
-            differs = pc.fill_null(pc.not_equal(before, after), False).to_numpy(zero_copy_only=False)
-            moved |= differs & (new[1][index] != k.UNCHANGED)
+            differs = pc.fill_null(pc.not_equal(before, after), True).to_numpy(zero_copy_only=False)
+            moved |= differs & (old[1][index] >= 0) & (new[1][index] != k.UNCHANGED)
         return moved
 
     def _table(self, number: int) -> _Table:
@@ -261,7 +260,7 @@ class _Pass:
     def _decode_table(self, table: _Table, rows: Numbers, moved: Flags, places: Numbers, shift: int) -> Changes:
         has_old = table.relation.identity == "f" or not other_key(table.schema, self._keys)
         if not has_old and (rows[k.KIND] != m.INSERT).any():
-            way_out = f"log whole rows: ALTER TABLE {table.schema.table} REPLICA IDENTITY FULL"
+            way_out = f"log whole rows: ALTER TABLE {table.schema.table} REPLICA IDENTITY FULL, and of every partition"
             raise lacks_key(table.schema, self._keys, way_out)
         inserted: Flags | None = None
         if moved.any():  # the delete of the old key stands before the insert of the new one
@@ -277,14 +276,18 @@ class _Pass:
         transaction = rows[k.TRANSACTION].astype(np.int32) + np.int32(shift)
         if transaction.min() < 0:
             raise DamagedError("a row stands outside of a transaction")
-        values = self._new_values(table.schema, rows, ops == Op.DELETE)
+        values = self._new_values(table, rows, ops == Op.DELETE)
         before = self._old_values(table.schema, rows) if self._before else None
         return Changes(
             table.schema, ops, values.rows, values.missing, places, transaction, before, values.odd, inserted
         )
 
-    def _new_values(self, schema: TableSchema, rows: Numbers, is_delete: Flags) -> _Values:
-        """Decode what rows hold after the change; of a delete, what the log has of the row."""
+    def _new_values(self, table: _Table, rows: Numbers, is_delete: Flags) -> _Values:
+        """Decode what rows hold after the change; of a delete, what the log has of the row.
+
+        An old row of a partition may have the key alone though the log calls it whole: its nulls say nothing.
+        """
+        schema = table.schema
         news, ends, olds = rows[k.NEW], rows[k.END], rows[k.OLD]
         if not olds.any():
             return self._values(schema, self._find_values(schema, news, ends, is_whole=True), None)
@@ -292,8 +295,10 @@ class _Pass:
         found = self._find_values(schema, news, ends, is_whole=True)
         old = self._find_values(schema, olds, ends, is_whole=False)
         whole_old = (rows[k.OLD_KIND] == ord("O")) & ~is_delete
-        chosen = is_delete | ((found[1] == k.UNCHANGED) & whole_old)
+        chosen = is_delete | ((found[1] == k.UNCHANGED) & whole_old & (old[1] >= 0))
         offsets, lengths = np.where(chosen, old[0], found[0]), np.where(chosen, old[1], found[1])
+        if table.relation.identity != "f":
+            lengths[is_delete & (rows[k.OLD_KIND] == ord("O")) & (lengths < 0)] = k.UNCHANGED
         return self._values(schema, (offsets, lengths), is_delete & (rows[k.OLD_KIND] == ord("K")))
 
     def _old_values(self, schema: TableSchema, rows: Numbers) -> pa.StructArray:
@@ -361,7 +366,7 @@ class _Pass:
         if size > _MOST_BYTES:
             raise DamagedError(f"the values of a column have {size} bytes, more than Arrow can hold in one array")
         text: Bytes = np.empty(size + k.SLACK, np.uint8)
-        k.gather(self._data, offsets, lengths, ends, text)
+        k.gather(self._data, self._more, offsets, lengths, ends, text)
         valid = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little")) if absent else None
         buffers = [valid, pa.py_buffer(ends), pa.py_buffer(text).slice(0, size)]
         return pa.Array.from_buffers(pa.string(), count, buffers, null_count=absent)

@@ -9,7 +9,9 @@ against the end of their frame.
 
 from __future__ import annotations
 
-from firnline.jit import compiled, copy16, entry
+import numpy as np
+
+from firnline.jit import compiled, copy16, entry, inlined, load8, newlines16, trailing_zeros
 
 CUT_OFF, BAD_KIND, BAD_COLUMNS, BAD_LENGTH, TOO_MANY = -1, -2, -3, -4, -5
 
@@ -186,19 +188,30 @@ def measure(lengths, ends):
     return total, absent
 
 
-@entry
-def gather(data, offsets, lengths, ends, text):
-    """Copy values one behind the other. `text` has SLACK more bytes than they need."""
+@inlined
+def copy_value(data, at, size, text, to):
+    """Copy bytes, and up to SLACK more: what is written too much is overwritten by the next value."""
     last = len(data) - 16
+    i = 0
+    while i < size and at + i <= last:
+        copy16(data, at + i, text, to + i)
+        i += 16
+    while i < size:
+        text[to + i] = data[at + i]
+        i += 1
+
+
+@entry
+def gather(data, more, offsets, lengths, ends, text):
+    """Copy values one behind the other: those at offsets behind `data` lie in `more`. `text` has SLACK more bytes than
+    they need."""
+    size = len(data)
     for row in range(len(lengths)):
-        at, to, size = offsets[row], int(ends[row]), lengths[row]
-        i = 0
-        while i < size and at + i <= last:  # what is written too much is overwritten by the next value
-            copy16(data, at + i, text, to + i)
-            i += 16
-        while i < size:
-            text[to + i] = data[at + i]
-            i += 1
+        at = offsets[row]
+        if at < size:
+            copy_value(data, at, lengths[row], text, int(ends[row]))
+        else:
+            copy_value(more, at - size, lengths[row], text, int(ends[row]))
 
 
 @compiled
@@ -253,30 +266,76 @@ def escaped(byte):
     return -1
 
 
+_LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_TABS, _ENDS, _SLASHES = np.uint64(0x0909090909090909), np.uint64(0x0A0A0A0A0A0A0A0A), np.uint64(0x5C5C5C5C5C5C5C5C)
+
+
+@inlined
+def zeros(word):
+    """Return a number whose lowest bit that is set is the highest bit of the first byte that is 0; 0 if none is."""
+    return (word - _LOW) & ~word & _HIGH
+
+
+@inlined
+def find_break(data, at):
+    """Return where the next tab, line feed or backslash is; the end of the bytes if there is none."""
+    end = len(data)
+    while at + 8 <= end:
+        word = load8(data, at)
+        found = zeros(word ^ _TABS) | zeros(word ^ _ENDS) | zeros(word ^ _SLASHES)
+        if found:
+            return at + (trailing_zeros(found) >> 3)
+        at += 8
+    while at < end and data[at] != 9 and data[at] != 10 and data[at] != 92:
+        at += 1
+    return at
+
+
+@entry
+def count_lines(data):
+    """Count the line feeds."""
+    at, end, found = 0, len(data), 0
+    while at + 16 <= end:
+        flags = newlines16(data, at)
+        while flags:
+            flags &= flags - np.uint64(1)
+            found += 1
+        at += 16
+    for i in range(at, end):
+        found += data[i] == 10
+    return found
+
+
 @entry
 def find_copied(data, columns, out, offsets, lengths):
     """Find the values of rows in COPY's text: tabs between values, a line per row, `\\N` for null.
 
-    `out`, as long as `data`, gets the values without escapes; `offsets` and `lengths` (a line per column) say where.
-    Returns the number of rows, or what is wrong.
+    `offsets` and `lengths` have a line per column. A value with escapes lies in `out`, as long as `data`, without them;
+    its offset counts on behind the end of `data`. Returns the number of rows, or what is wrong.
     """
     at, to, row, end = 0, 0, 0, len(data)
     while at < end:
         if row >= offsets.shape[1]:
             return TOO_MANY
         for column in range(columns):
-            start = to
-            if at + 2 < end and data[at] == 92 and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
+            start = at
+            at = find_break(data, at)
+            if at >= end:
+                return CUT_OFF
+            if data[at] != 92:
+                offsets[column, row] = start
+                lengths[column, row] = at - start
+            elif at == start and at + 2 < end and data[at + 1] == 78 and (data[at + 2] == 9 or data[at + 2] == 10):
                 offsets[column, row] = 0
                 lengths[column, row] = NULL
                 at += 2
             else:
-                while True:
-                    if at >= end:
-                        return CUT_OFF
+                begin = to
+                for i in range(start, at):
+                    out[to] = data[i]
+                    to += 1
+                while data[at] != 9 and data[at] != 10:
                     byte = int(data[at])
-                    if byte == 9 or byte == 10:
-                        break
                     if byte == 92:
                         at += 1
                         if at >= end:
@@ -287,8 +346,10 @@ def find_copied(data, columns, out, offsets, lengths):
                     out[to] = byte
                     to += 1
                     at += 1
-                offsets[column, row] = start
-                lengths[column, row] = to - start
+                    if at >= end:
+                        return CUT_OFF
+                offsets[column, row] = end + begin
+                lengths[column, row] = to - begin
             if data[at] != (10 if column == columns - 1 else 9):
                 return BAD_COLUMNS
             at += 1

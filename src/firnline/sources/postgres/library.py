@@ -44,8 +44,22 @@ class Library:
         state = self._state
         state[k.USED] = used
         ended = int(k.take_rows(self._addresses, self._slot, target, limit, known, passes_all, most, state))
-        message = b""
-        if ended == k.OTHER:
-            message = ctypes.string_at(int(state[k.MESSAGE]), int(state[k.SIZE]))
-            self._free(int(state[k.MESSAGE]))
-        return ended, int(state[k.USED]), int(state[k.ROWS]), message
+        return ended, int(state[k.USED]), int(state[k.ROWS]), self._take_back(ended)
+
+    def take_copied(
+        self, target: npt.NDArray[np.uint8], used: int, most: int, enough: int
+    ) -> tuple[int, int, int, bytes]:
+        """Take rows of a COPY, see `stream_kernel.take_copied`; returns how it ended, the end of the rows, how many
+        came, and the row that was handed back."""
+        state = self._state
+        state[k.USED] = used
+        ended = int(k.take_copied(self._addresses, self._slot, target, most, enough, state))
+        return ended, int(state[k.USED]), int(state[k.ROWS]), self._take_back(ended)
+
+    def _take_back(self, ended: int) -> bytes:
+        """Return the message that compiled code handed back; empty if there is none."""
+        if ended != k.OTHER:
+            return b""
+        message = ctypes.string_at(int(self._state[k.MESSAGE]), int(self._state[k.SIZE]))
+        self._free(int(self._state[k.MESSAGE]))
+        return message

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from firnline.errors import DamagedError
 from firnline.types import Json
@@ -105,6 +105,17 @@ class RelationColumn:
     modifier: int  # of its type, e.g. precision and scale; -1: none
     is_key: bool  # part of the replica identity
     is_primary: bool = False  # part of the primary key, by the catalogue: the log of identity `full` does not say it
+    number: int = 0  # by the catalogue: a column that was dropped and added again has another one; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the catalogue says of a table beyond the log."""
+
+    key: tuple[str, ...]  # that identifies its rows
+    numbers: Mapping[str, int]  # of its columns
+    is_whole: bool  # the log has whole old rows, of all partitions
+    is_unlogged: bool = False  # the log has not all columns of the key: those that it marks identify nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,10 @@ class Relation:
                 oid, modifier = _COLUMN.unpack_from(data, at)
                 at += _COLUMN.size
                 columns.append(RelationColumn(column, oid, modifier, bool(flags & 1), bool(flags & _PRIMARY)))
+            if at < len(data):  # of our own
+                numbers = struct.unpack_from(f"!{count}h", data, at)
+                columns = [replace(one, number=number) for one, number in zip(columns, numbers, strict=True)]
+                at += _COUNT.size * count
         except (struct.error, IndexError, ValueError) as error:
             raise DamagedError(f"a relation message cannot be read: {error}") from error
         if at != len(data) or identity not in "dnfi":
@@ -153,9 +168,32 @@ class Relation:
         """Return the message."""
         head = _RELATION.pack(b"R", self.id) + _packed(self.schema) + _packed(self.name) + self.identity.encode()
         columns = [
-            bytes([one.is_key]) + _packed(one.name) + _COLUMN.pack(one.oid, one.modifier) for one in self.columns
+            bytes([one.is_key | one.is_primary * _PRIMARY]) + _packed(one.name) + _COLUMN.pack(one.oid, one.modifier)
+            for one in self.columns
         ]
-        return head + _COUNT.pack(len(columns)) + b"".join(columns)
+        numbers = [one.number for one in self.columns]
+        more = struct.pack(f"!{len(numbers)}h", *numbers) if any(numbers) else b""
+        return head + _COUNT.pack(len(columns)) + b"".join(columns) + more
+
+    def complete(self, facts: Description) -> Relation:
+        """Return the table with what the catalogue says of it.
+
+        With identity `full`, the log marks all columns, and not those of the primary key. It says so of a partitioned
+        table whose partitions have another identity, too: then old rows have the key for sure, and no more.
+        """
+        is_known = set(facts.key) <= {column.name for column in self.columns}
+        key = facts.key if self.identity == "f" and is_known else ()
+        identity = "d" if self.identity == "f" and not facts.is_whole else self.identity
+        columns = [
+            replace(
+                one,
+                is_key=one.name in key if identity != self.identity else one.is_key and not facts.is_unlogged,
+                is_primary=one.name in key,
+                number=facts.numbers.get(one.name, 0),
+            )
+            for one in self.columns
+        ]
+        return replace(self, identity=identity, columns=tuple(columns))
 
 
 def pack_type(oid: int, schema: str, name: str) -> bytes:
@@ -163,37 +201,27 @@ def pack_type(oid: int, schema: str, name: str) -> bytes:
     return _RELATION.pack(b"Y", oid) + _packed(schema) + _packed(name)
 
 
-def with_primary(message: bytes, key: Sequence[str]) -> bytes:
-    """Return a relation message whose columns say whether they belong to the primary key; as it is if it lacks one."""
-    relation = Relation.parse(message)
-    if not key or not {column.name for column in relation.columns} >= set(key):
-        return message
-    made, at = bytearray(message), 0
-    for _ in range(2):  # schema and name
-        _, at = _text(message, at or _RELATION.size)
-    at += 1 + _COUNT.size
-    for column in relation.columns:
-        made[at] |= _PRIMARY if column.name in key else 0
-        _, at = _text(message, at + 1)
-        at += _COLUMN.size
-    return bytes(made)
-
-
 @dataclass(frozen=True, slots=True)
 class Truncate:
     """Tables were emptied."""
 
     relations: tuple[int, ...]
+    flags: int = 0  # CASCADE, RESTART IDENTITY
 
     @classmethod
     def parse(cls, message: bytes | memoryview) -> Truncate:
         data = bytes(message)
         if len(data) < _TRUNCATE.size:
             raise DamagedError("a truncate message is cut off")
-        _, count, _ = _TRUNCATE.unpack_from(data)
+        _, count, flags = _TRUNCATE.unpack_from(data)
         if len(data) != _TRUNCATE.size + 4 * count:
             raise DamagedError("a truncate message has a wrong length")
-        return cls(struct.unpack_from(f"!{count}I", data, _TRUNCATE.size))
+        return cls(struct.unpack_from(f"!{count}I", data, _TRUNCATE.size), flags)
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        count = len(self.relations)
+        return _TRUNCATE.pack(b"T", count, self.flags) + struct.pack(f"!{count}I", *self.relations)
 
 
 def _packed(text: str) -> bytes:

@@ -21,6 +21,7 @@ class PostgresSourceOptions(LogSourceOptions):
 
     slot: str | None = field(default=None, kw_only=True)  # None: firnline_<pipeline>_<source>
     publication: str | None = field(default=None, kw_only=True)  # None: the name of the slot, and made by us
+    failover: bool = field(default=False, kw_only=True)  # the slot is copied to standbys (PostgreSQL 17)
     max_slot_lag_bytes: int | None = field(default=None, kw_only=True)  # more that the server keeps is an alarm
     on_slot_lag: Literal["warn", "stop"] = field(default="warn", kw_only=True)
 

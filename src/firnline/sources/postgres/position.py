@@ -30,6 +30,9 @@ class LogPlace:
     last: LastTransaction | None = None
     seen_at: int = 0  # when the log ended here, microseconds since 1970; 0: the place is the end of `last`
     is_chosen: bool = False  # a person chose it: the log before may hold changes that were never read
+    # By which publication, and for which tables (patterns), the log was read up to here; empty: not known.
+    publication: str = ""
+    tables: tuple[str, ...] = ()
 
     @property
     def reached_at(self) -> int:
@@ -42,6 +45,8 @@ class LogPlace:
             found["seen_at"] = self.seen_at
         if self.is_chosen:
             found["is_chosen"] = True
+        if self.publication:
+            found |= {"publication": self.publication, "tables": list(self.tables)}
         if self.last is not None:
             found["last"] = {
                 "commit_lsn": format_lsn(self.last.commit_lsn),
@@ -76,6 +81,8 @@ class LogPlace:
                 else None,
                 int(value.get("seen_at", 0)),
                 bool(value.get("is_chosen", False)),
+                str(value.get("publication", "")),
+                tuple(map(str, value.get("tables", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"the position in the log of PostgreSQL cannot be read: {error}") from error

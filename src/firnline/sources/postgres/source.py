@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from firnline.errors import ConfigError, DamagedError, SlotLagError
 from firnline.sources.base import Limits, LogLag, SourcePlan
-from firnline.sources.cdc.column_names import names_here
+from firnline.sources.cdc.column_names import names_here, renamings
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
+from firnline.sources.cdc.tables import snapshot_command
 from firnline.sources.postgres.messages import format_lsn, parse_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
-from firnline.sources.postgres.server import OWN_SCHEMA, PostgresServer, sql_name
+from firnline.sources.postgres.server import KINDS, OWN_SCHEMA, PostgresServer, identify, sql_name
 from firnline.sources.postgres.stream import PostgresStream
 from firnline.sources.postgres.tables import PostgresTables
 from firnline.types import Json
@@ -29,7 +30,8 @@ class PostgresSource(LogSource):
         super().__init__(options, default_schema=DEFAULT_SCHEMA, once=once, moved=moved)
         self._postgres = options
         self._too_much: str | None = None  # why there is an alarm, since the last measurement
-        self._server = PostgresServer(options.dsn, f"source {options.name!r} at {options.location}")
+        place = f"source {options.name!r} at {options.location}"
+        self._server = PostgresServer(options.dsn, place, options.publication or "")
 
     def open_stream(self) -> LogStream:
         options = self._postgres
@@ -40,6 +42,7 @@ class PostgresSource(LogSource):
             options.publication or options.slot,
             self._tables,
             creates=options.publication is None,
+            failover=options.failover,
             name=f"firnline {options.name}",
             may_end_others=self.owns_pipeline,
         )
@@ -65,6 +68,8 @@ class PostgresSource(LogSource):
     def check(self) -> None:
         assert self._postgres.slot is not None
         self._server.check_settings()
+        if self._postgres.failover:
+            self._server.check_failover(self._postgres.slot)
         self._server.check_room(self._postgres.slot)
         tables = self._server.find_tables(self._tables)
         if self._postgres.publication is not None:
@@ -72,7 +77,8 @@ class PostgresSource(LogSource):
         else:
             self._server.check_may_publish(self._postgres.slot, tables)
         if self._postgres.snapshot != "never":
-            self._server.check_may_read(tables)
+            self._server.check_may_read([table.name for table in tables])
+            self._server.check_sees_all(tables)
 
     def measure(self, place: Json) -> LogLag:
         assert self._postgres.slot is not None
@@ -141,29 +147,38 @@ class PostgresSource(LogSource):
             told.append("no table of the database matches `tables`")
         publication = self._postgres.publication
         published = self._server.published(publication) if publication is not None else None
+        if publication is not None and published and "truncate" not in self._server.published_kinds(publication):
+            told.append(
+                f"publication {publication} does not publish TRUNCATE, so that sinks keep the rows of a table that is "
+                f"emptied so (ALTER PUBLICATION {sql_name(publication)} SET (publish = '{', '.join(KINDS)}'))"
+            )
         for table in found:
+            told += renamings(table.name, self._server.find_columns(table.name))
             if table.is_partitioned:
                 told.append(
                     f"table {table.name} is partitioned: the log has not that rows go when a partition alone is "
-                    "emptied, dropped or detached; DELETE them, or read the table again afterwards (firnline snapshot "
-                    f"--table {table.name} --empty)"
+                    "emptied, dropped or detached; DELETE them, or read the table again afterwards "
+                    f"({snapshot_command(self.name, table.name, empties=True)})"
                 )
-            identify = f"ALTER TABLE {sql_name(table.name)} REPLICA IDENTITY FULL"
+            way_out = identify(table.unnamed)
             if publication is not None and published is not None and table.name not in published:
                 # Without an identity the server would refuse the application's own updates of a published table.
-                first = "" if table.has_identity else f"{identify}; then "
+                first = "" if table.has_identity else f"{way_out}; then "
                 told.append(
                     f"publication {publication} has not the table {table.name}, so that its changes are not captured "
                     f"({first}ALTER PUBLICATION {sql_name(publication)} ADD TABLE {sql_name(table.name)})"
                 )
             elif not table.has_identity and published is not None and published[table.name]:
-                told.append(
-                    f"table {table.name} has no primary key, so that the server refuses the application's own updates "
-                    f"and deletes of it while {publication} publishes them ({identify})"
-                )
+                effect = "updates and deletes do not name the row"
+                if table.refuses_changes:
+                    effect = "the server refuses the application's own updates and deletes of it while "
+                    effect += f"{publication} publishes them"
+                told.append(f"{table.flaw}, so that {effect} ({way_out})")
             elif not table.has_identity:
+                told.append(f"{table.flaw}: only its inserts are captured ({way_out} captures all changes)")
+            elif table.partial:
                 told.append(
-                    f"table {table.name} has no primary key: only its inserts are captured ({identify} captures all "
-                    "changes)"
+                    f"table {table.name} has partitions whose old rows are not whole in the log, though its replica "
+                    f"identity is FULL: partitions do not inherit it ({identify(table.partial)})"
                 )
         return told

@@ -14,14 +14,14 @@ from psycopg import pq
 from psycopg.pq import abc
 
 from firnline.clock import monotonic
-from firnline.errors import DamagedError, SourceError, SourceGapError
+from firnline.errors import DamagedError, FirnlineError, SourceError, SourceGapError
 from firnline.sources.cdc.frames import Frames
 from firnline.sources.cdc.log import GAP_HINT, Cut, LogStream, Piece, pack_frame
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
 from firnline.sources.postgres.library import Library
 from firnline.sources.postgres.position import LastTransaction, LogPlace
-from firnline.sources.postgres.server import PostgresServer, inserts_only
+from firnline.sources.postgres.server import PostgresServer, Slot, inserts_only
 from firnline.sources.postgres.stream_kernel import ENDED, FAILED, LOST, OTHER
 from firnline.types import Json
 
@@ -32,7 +32,6 @@ ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
 PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
 GATHER_SECONDS = 0.002  # for more rows to come, inside of a transaction
 PASSED_ROWS = 100_000  # at once, without a look at the clock
-_KEPT = bytes([m.XLOG_DATA]) + bytes(m.DATA_HEADER - 1)  # before a message that is read again
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 
@@ -47,6 +46,7 @@ class PostgresStream(LogStream):
         tables: TablePatterns,
         *,
         creates: bool = True,
+        failover: bool = False,
         name: str = "firnline",
         may_end_others: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -55,6 +55,7 @@ class PostgresStream(LogStream):
         self._publication = publication
         self._tables = tables
         self._creates = creates  # a missing publication is created, and tables are added to it
+        self._failover = failover  # the slot is one that standbys copy
         self._name = name
         self._may_end_others = may_end_others
         self._connection: abc.PGconn | None = None
@@ -63,12 +64,17 @@ class PostgresStream(LogStream):
         self._flushed = 0
         self._status_at = 0.0
         self._place = LogPlace(0)
+        self._before = tables  # that were captured when the log was read up to the position
         self._reset()
 
     def _reset(self) -> None:
-        self._relations: dict[int, bytes] = {}  # messages that describe tables, by their number
-        self._types: dict[int, bytes] = {}  # messages that name types, by their number
+        # Messages that describe tables and name types, by kind and number; those that were in force at the last cut and
+        # are not any more (None: there was none); those of transactions that are passed over, for the next one.
+        self._described: dict[bytes, bytes] = {}
+        self._replaced: dict[bytes, bytes | None] = {}
+        self._untold: list[bytes] = []
         self._captured: dict[int, bool] = {}
+        self._proving: set[int] = set()  # tables that were captured, too, when the log was read up to the position
         self._known: npt.NDArray[np.int64] = np.zeros((0, 2), np.int64)  # the same for compiled code
         self._out.clear()
         self._begin: bytes | None = None  # of the transaction that goes on
@@ -88,7 +94,9 @@ class PostgresStream(LogStream):
             self._server.ensure_publication(self._publication, tables)
         else:
             self._server.require_publication(self._publication, tables)
-        slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot)
+        if self._failover:
+            self._server.check_failover(self._slot)
+        slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot, failover=self._failover)
         return LogPlace(slot.confirmed).to_json()
 
     def begin_anew(self) -> Json:
@@ -105,11 +113,11 @@ class PostgresStream(LogStream):
         self._connection = self._connect()
         self._library = Library(self._connection)
         place = self._prove_server(place)
-        slot = self._server.find_slot(self._slot)
-        if slot is None:
-            raise self._gap(f"the slot {self._slot} does not exist any more")
+        slot = self._find_slot()
+        if self._failover and not slot.failover:
+            self._server.check_failover(self._slot)
         if slot.active_pid is not None:
-            self._end_other(slot.active_pid)
+            slot = self._end_other(slot.active_pid)
         if slot.confirmed > place.lsn:
             raise self._gap(
                 f"the slot {self._slot} was acknowledged up to {m.format_lsn(slot.confirmed)}, and the pipeline has "
@@ -128,10 +136,27 @@ class PostgresStream(LogStream):
         if last is not None and is_provable:
             start = last.commit_lsn
         self._start_replication(start)
-        self._place, self._flushed, self._status_at = place, slot.confirmed, 0.0
+        if self._find_slot().confirmed != slot.confirmed:  # it is ours from here on
+            raise SourceError(f"{self._server.place}: somebody else has read the slot {self._slot} meanwhile")
+        self._before = self._captured_before(place)
+        self._place = replace(place, publication=self._publication, tables=self._tables.patterns)
+        self._flushed, self._status_at = slot.confirmed, 0.0
         self._asked.clear()
         if is_provable:
-            self._require_last(place)
+            self._require_last(self._place)
+        self._replaced.clear()
+
+    def _find_slot(self) -> Slot:
+        slot = self._server.find_slot(self._slot)
+        if slot is None:
+            raise self._gap(f"the slot {self._slot} does not exist any more")
+        return slot
+
+    def _captured_before(self, place: LogPlace) -> TablePatterns:
+        """Return the tables that were captured when the log was read up to a place."""
+        if place.publication:
+            return TablePatterns(place.tables if place.publication == self._publication else (), "")
+        return self._tables if self._creates else TablePatterns((), "")  # positions that do not say it
 
     def _connect(self) -> abc.PGconn:
         conninfo = self._server.conninfo(self._name, replication="database")
@@ -148,7 +173,7 @@ class PostgresStream(LogStream):
             ready = select.select(reads, writes, [], max(0.0, deadline - monotonic()))
             if not any(ready):
                 connection.finish()
-                raise SourceError(f"{self._server.place} does not answer")
+                raise SourceError(f"{self._server.place} does not answer", away=True)
 
     def _execute(self, command: str) -> abc.PGresult:
         """Send a command of the replication protocol, and wait for its answer."""
@@ -198,16 +223,18 @@ class PostgresStream(LogStream):
         while self._open_connection().get_result() is not None:
             pass
 
-    def _end_other(self, pid: int) -> None:
-        """End the reader that holds the slot, if this run may; a run that lost its pipeline may not."""
+    def _end_other(self, pid: int) -> Slot:
+        """End the reader that holds the slot, if this run may; a run that lost its pipeline may not. Returns the slot
+        as that reader left it."""
         if not self._may_end_others():
             raise SourceError(f"{self._server.place}: the slot {self._slot} is in use by process {pid} of the server")
         self._server.end_reader(pid)
         deadline = monotonic() + CONNECT_SECONDS
-        while (slot := self._server.find_slot(self._slot)) is not None and slot.active_pid == pid:
+        while (slot := self._find_slot()).active_pid == pid:
             if monotonic() > deadline:
                 raise SourceError(f"{self._server.place}: process {pid} of the server does not leave {self._slot}")
             time.sleep(0.05)
+        return slot
 
     def _start_replication(self, lsn: int) -> None:
         names = ",".join(f'"{name}"' for name in self._publications())
@@ -262,10 +289,19 @@ class PostgresStream(LogStream):
     # -- reading --------------------------------------------------------------------------------------
 
     def context(self, *, at_cut: bool) -> bytes:
-        frames = [pack_frame(message) for message in (*self._types.values(), *self._relations.values())]
+        known = {**self._described, **self._replaced} if at_cut else self._described
+        messages = sorted((one for one in known.values() if one is not None), key=lambda one: one[0] != m.TYPE)
         if self._begin is not None and self._is_emitted and not at_cut:
-            frames.append(pack_frame(self._begin))
-        return b"".join(frames)
+            messages.append(self._begin)
+        return b"".join(pack_frame(message) for message in messages)
+
+    def _describe(self, key: bytes, message: bytes | None) -> None:
+        """Keep a message that describes a table or names a type; None: what was known of it is of no use any more."""
+        self._replaced.setdefault(key, self._described.get(key))
+        if message is not None:
+            self._described[key] = message
+        else:
+            self._described.pop(key, None)
 
     def read(self, max_bytes: int, wait_seconds: float) -> Piece:
         frames = self._out
@@ -284,9 +320,6 @@ class PostgresStream(LogStream):
                 if frames or monotonic() >= deadline:
                     break
                 continue
-            if cuts and message[0] in (m.RELATION, m.TYPE):
-                self._kept = _KEPT + message  # what lies behind the cut is decoded without it
-                break
             if not self._note(message):
                 continue
             self._emit_begin()
@@ -296,10 +329,12 @@ class PostgresStream(LogStream):
         return Piece(frames.take(), cuts, self._rows)
 
     def _emit_begin(self) -> None:
-        """Append the begin of the transaction if it was not returned yet."""
+        """Append the begin of the transaction if it was not returned yet, and what those before it described."""
         if not self._is_emitted and self._begin is not None:
             self._is_emitted = True
-            self._out.append(self._begin)
+            for message in (self._begin, *self._untold):
+                self._out.append(message)
+            self._untold.clear()
 
     def _read_rows(self, max_bytes: int) -> None:
         """Append rows as long as they come one after the other. The message that ends them is kept for `_next`, as is
@@ -341,14 +376,20 @@ class PostgresStream(LogStream):
         return self._captured[number]
 
     def _completed(self, message: bytes) -> bytes:
-        """Return a message for the spool: a table with identity `full` gets its primary key from the catalogue. It is
-        that of now; the log has none."""
+        """Return a message for the spool. A table is described by the catalogue, too; it is that of now. TRUNCATE names
+        captured tables alone: decoders may know others by old names."""
+        if message[0] == m.TRUNCATE:
+            emptied = m.Truncate.parse(message)
+            captured = tuple(number for number in emptied.relations if self._captured.get(number))
+            return replace(emptied, relations=captured).pack()
         if message[0] != m.RELATION:
             return message
         relation = m.Relation.parse(message)
-        if relation.identity != "f" or not self._tables.covers(relation.table):
+        if not self._tables.covers(relation.table):
             return message
-        return m.with_primary(message, self._server.find_key(relation.table) or ())
+        with self._server.session() as db:
+            facts = self._server.describe(db, relation.table)
+        return message if facts is None else relation.complete(facts).pack()
 
     def _note(self, message: bytes) -> bool:
         """Keep what later frames depend on. Returns whether the message is one for the decoder."""
@@ -359,22 +400,25 @@ class PostgresStream(LogStream):
             return captured
         if kind == m.RELATION:
             relation = m.Relation.parse(message)
-            self._captured[relation.id] = self._tables.covers(relation.table)
+            self._captured[relation.id] = captured = self._tables.covers(relation.table)
             self._known = np.array(list(self._captured.items()), np.int64)
-            if self._captured[relation.id]:
-                self._relations[relation.id] = message
-            return self._captured[relation.id]
+            self._describe(message[:5], message if captured else None)
+            if captured and self._before.covers(relation.table):
+                self._proving.add(relation.id)
+            else:
+                self._proving.discard(relation.id)
+            return captured
         if kind == m.TYPE:
-            self._types[int.from_bytes(message[1:5], "big")] = message
+            self._describe(message[:5], message)
             return True
         if kind == m.BEGIN:
             m.Begin.parse(message)
             self._begin, self._rows, self._is_emitted = message, 0, False
             return False
         if kind == m.TRUNCATE:
-            wanted = [self._captured.get(number, False) for number in m.Truncate.parse(message).relations]
-            self._rows += sum(wanted)
-            return any(wanted)
+            emptied = m.Truncate.parse(message).relations
+            self._rows += len(emptied)
+            return bool(emptied)
         if kind == m.COMMIT:
             if not self._is_emitted:
                 self._pass_over(m.Commit.parse(message))
@@ -404,6 +448,7 @@ class PostgresStream(LogStream):
         last = LastTransaction(commit.commit_lsn, commit.end_lsn, begin.xid, commit.committed_at)
         self._place = replace(self._place, lsn=commit.end_lsn, last=last, seen_at=0, is_chosen=False)
         rows, self._rows, self._begin = self._rows, 0, None
+        self._replaced.clear()
         return Cut(offset, self._place.to_json(), str(begin.xid), commit.committed_at, rows)
 
     def keep_alive(self) -> None:
@@ -481,8 +526,8 @@ class PostgresStream(LogStream):
         self._send_status()
 
     def _skip(self) -> None:
-        """Pass over a transaction before the position, but for what later ones depend on. It has no captured rows: all
-        that have were read, and the stream begins behind them."""
+        """Pass over a transaction before the position, but for what later ones depend on. It has no rows of tables that
+        were captured then: all that have were read, and the stream begins behind them."""
         while True:
             message = self._next(STATUS_SECONDS)
             if message is None:
@@ -490,10 +535,11 @@ class PostgresStream(LogStream):
             if message[0] == m.COMMIT:
                 return
             if message[0] in (m.RELATION, m.TYPE):
-                self._note(message)
-            elif self._creates and message[0] in (*m.ROWS, m.TRUNCATE):  # other people's publications may change
+                if self._note(message):
+                    self._untold.append(message)
+            elif message[0] in (*m.ROWS, m.TRUNCATE):
                 numbers = m.Truncate.parse(message).relations if message[0] == m.TRUNCATE else (_relation(message),)
-                if any(self._captured.get(number) for number in numbers):
+                if not self._proving.isdisjoint(numbers):
                     raise self._gap(
                         f"before the position {m.format_lsn(self._place.lsn)} the server has changes that were not "
                         "there: it was restored from an older copy"
@@ -505,7 +551,8 @@ class PostgresStream(LogStream):
             if select.select([connection.socket], [], [], seconds)[0]:
                 connection.consume_input()
         except (psycopg.Error, OSError) as error:
-            raise SourceError(f"{self._server.place}: the connection was lost: {error}") from error
+            words = str(error).partition("\n")[0]
+            raise SourceError(f"{self._server.place}: the connection was lost: {words}") from error
 
     # -- status ---------------------------------------------------------------------------------------
 
@@ -535,7 +582,7 @@ class PostgresStream(LogStream):
             raise SourceError(f"{self._server.place}: the stream is closed")
         return connection
 
-    def _refused(self, connection: abc.PGconn, default: str = "the server refused the connection") -> SourceError:
+    def _refused(self, connection: abc.PGconn, default: str = "the server refused the connection") -> FirnlineError:
         text = connection.error_message.decode(errors="replace").strip() if connection.status is not None else ""
         return self._server.translate(psycopg.OperationalError(text or default))
 

@@ -1,4 +1,4 @@
-"""The compiled part of the stream: takes messages with rows from the client library (libpq), many at once.
+"""The compiled part of reading: takes messages with rows from the client library (libpq), many at once.
 
 The library is called by the addresses of its functions; see `library`.
 """
@@ -88,7 +88,44 @@ def take_rows(library, slot, target, limit, known, passes_all, most, state):
     return ended
 
 
+@entry
+def take_copied(library, slot, target, most, enough, state):
+    """Copy the rows of a COPY behind each other, as long as they are there.
+
+    It ends with FULL after `most` of them, or once there are `enough` bytes. A row that has no room in `target` ends
+    it, and is handed back: its address and size in `state`.
+
+    `state`: [end of the rows, read and written; how many came; address and size of a row].
+    """
+    used, rows = state[USED], 0
+    ended = FULL
+    is_drained = False
+    while rows < most and used < enough:
+        size = call_c(library[GET], (library[CONNECTION], library[SLOT], np.int64(1)))
+        if size == 0 and not is_drained:
+            is_drained = True
+            if call_c(library[CONSUME], (library[CONNECTION],)) == 0:
+                ended = LOST
+                break
+            continue
+        if size <= 0:
+            ended = size
+            break
+        is_drained = False
+        rows += 1
+        if used + size > len(target):
+            ended = OTHER
+            state[MESSAGE], state[SIZE] = slot[0], size
+            break
+        copy_from(slot[0], target, used, size)
+        used += size
+        call_c(library[FREE], (slot[0],))
+    state[USED], state[ROWS] = used, rows
+    return ended
+
+
 def warm_up() -> None:
     """Compile everything, or load what is compiled."""
     numbers = np.zeros(STATE_FIELDS + FREE, np.int64)
+    take_copied(numbers, numbers[:1], np.empty(SLACK, np.uint8), 0, 0, numbers)
     take_rows(numbers, numbers[:1], np.empty(SLACK, np.uint8), 0, np.zeros((0, 2), np.int64), True, 0, numbers)

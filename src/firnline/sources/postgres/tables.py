@@ -6,7 +6,7 @@ schema. COPY takes no lock but the one that every SELECT takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, LiteralString
 
 import psycopg
@@ -25,8 +25,9 @@ from firnline.sources.cdc.log import (
 )
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres import messages as m
+from firnline.sources.postgres.copy_out import CopyOut
 from firnline.sources.postgres.position import LogPlace
-from firnline.sources.postgres.server import PostgresServer, inserts_only
+from firnline.sources.postgres.server import GENERATED_VERSION, PostgresServer, inserts_only
 from firnline.sources.postgres.visibility import Snapshot
 from firnline.types import Json
 
@@ -61,6 +62,8 @@ _ALL_COLUMNS = """
     SELECT array_agg(a.attname) FROM pg_attribute a
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"""
 
+_GENERATED = "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attgenerated <> '' AND NOT attisdropped"
+
 _PUBLISHED = """
     SELECT attnames, rowfilter FROM pg_publication_tables
     WHERE pubname = ANY (%s) AND schemaname = %s AND tablename = %s ORDER BY pubname = %s DESC"""
@@ -85,7 +88,7 @@ _END = """
 class PostgresTables(TableReader):
     """Reads the tables of one source."""
 
-    reads_whole = True
+    lapse = "for a while, the publication did not have it, or had not all of its rows, columns or kinds of changes"
 
     def __init__(
         self, server: PostgresServer, publication: str, tables: TablePatterns, *, creates: bool, name: str
@@ -101,14 +104,18 @@ class PostgresTables(TableReader):
         found = self._server.find_tables(self._tables)
         if not self._creates:
             published = self._server.published(self._publication) or {}
-            unrooted = self._server.find_unrooted(self._publication, found)
-            found = [table for table in found if table.name in published or table.name in unrooted]
-        return [TableFacts(table.name, table.key, table.rows, str(table.oid)) for table in found]
+            unfit = self._server.find_unfit(self._publication, found)
+            found = [table for table in found if table.name in published or table.name in unfit]
+        logged = self._server.find_members(self._publication)
+        return [
+            TableFacts(table.name, table.key, table.rows, str(table.oid), logged=logged.get(table.name, ""))
+            for table in found
+        ]
 
     def prepare(self, tables: Sequence[str]) -> dict[str, FirnlineError]:
-        if not self._creates:
-            return self._server.find_unrooted(self._publication, self._server.find_tables(self._tables))
         wanted = [table for table in self._server.find_tables(self._tables) if table.name in tables]
+        if not self._creates:
+            return self._server.find_unpublished(self._publication, wanted)
         failed: dict[str, FirnlineError] = {}
         try:
             self._server.ensure_publication(self._publication, wanted)
@@ -151,7 +158,10 @@ class PostgresTables(TableReader):
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             raise TableGoneError(table) from None
         except psycopg.Error as error:
-            raise self._failed(error) from error
+            raise self._failed(error, table) from error
+
+    def find_unreadable(self, tables: Collection[str]) -> dict[str, FirnlineError]:
+        return dict(self._server.find_unreadable(tables))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -166,8 +176,13 @@ class PostgresTables(TableReader):
             self._connection.isolation_level = IsolationLevel.REPEATABLE_READ
         return self._connection
 
-    def _failed(self, error: psycopg.Error) -> Exception:
+    def _failed(self, error: psycopg.Error, table: str = "") -> Exception:
+        """Return an error of the server, about a table, as ours."""
         self.close()
+        if table and isinstance(error, psycopg.errors.InsufficientPrivilege):
+            refused = self._server.find_unreadable([table])
+            if table in refused:
+                return refused[table]
         return self._server.translate(error)
 
     def _read(
@@ -180,7 +195,7 @@ class PostgresTables(TableReader):
         barrier: Json,
         where: str,
     ) -> Chunk | None:
-        parts: list[bytes] = []
+        copied: list[tuple[bytes, int]] = []
         is_cut = False
         try:
             with db.transaction():
@@ -194,19 +209,19 @@ class PostgresTables(TableReader):
                     raise TableChangedError(table)
                 for plan in _BY_INDEX:
                     db.execute(plan)
-                self._copy(db, described.select(after, limit, where), parts)
+                self._copy(db, described.select(after, limit, where), limit, copied)
         except _EnoughError:
             is_cut = True
-        content = b"".join(parts)
-        last = described.last_key(content) if parts else after
-        is_last = len(parts) < limit and not is_cut
-        if parts and last == after:
+        ((content, rows),) = copied
+        last = described.last_key(content) if rows else after
+        is_last = rows < limit and not is_cut
+        if rows and last == after:
             raise ConfigError(f"{self._server.place}: the key of {table} does not order its rows")
         high = self._find_end(db)
         return Chunk(
             described.context(),
             content,
-            len(parts),
+            rows,
             described.key_here(),
             last,
             is_last,
@@ -216,7 +231,7 @@ class PostgresTables(TableReader):
             described.order,
         )
 
-    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Iterator[Chunk] | None:
+    def read_whole(self, table: str, limit: int, *, barrier: Json) -> Generator[Chunk] | None:
         try:
             db = self._open()
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -228,27 +243,26 @@ class PostgresTables(TableReader):
             self.close()
             raise TableGoneError(table) from None
         except psycopg.Error as error:
-            raise self._failed(error) from error
+            raise self._failed(error, table) from error
         return self._read_whole(db, table, limit, snapshot)
 
-    def _read_whole(self, db: Connection[tuple[Any, ...]], table: str, limit: int, snapshot: str) -> Iterator[Chunk]:
+    def _read_whole(self, db: Connection[tuple[Any, ...]], table: str, limit: int, snapshot: str) -> Generator[Chunk]:
         try:
             described = self._describe(db, table)
             context = described.context()
-            parts: list[bytes] = []
-            size = 0
-            with db.cursor() as cursor, cursor.copy(copy_of(described.select(None, None, ""))) as copy:
-                for row in copy:
-                    parts.append(bytes(row))
-                    size += len(row)
-                    if len(parts) >= limit or size >= MAX_CHUNK_BYTES:
-                        yield Chunk(context, b"".join(parts), len(parts), (), None, False, snapshot, None)
-                        parts, size = [], 0
+            copy = CopyOut(db, described.select(None, None, ""))
+            content, rows = copy.take(limit, MAX_CHUNK_BYTES)
+            while not copy.has_all:
+                yield Chunk(context, content, rows, (), None, False, snapshot, None)
+                content, rows = copy.take(limit, MAX_CHUNK_BYTES)
             db.execute("COMMIT")
             high = self._find_end(db)
-            yield Chunk(context, b"".join(parts), len(parts), (), None, True, snapshot, high)
+            yield Chunk(context, content, rows, (), None, True, snapshot, high)
         except psycopg.Error as error:
-            raise self._failed(error) from error
+            raise self._failed(error, table) from error
+        except BaseException:  # nobody reads the rest
+            self.close()
+            raise
 
     def _take_snapshot(self, db: Connection[tuple[Any, ...]], table: str, barrier: Json) -> str | None:
         """Take the snapshot of a transaction that has begun; None if it does not see everything of `barrier`."""
@@ -272,9 +286,11 @@ class PostgresTables(TableReader):
         if row is None:
             raise TableGoneError(table)
         oid, kind, identity, key = row
-        key = key or ()
+        facts = self._server.describe(db, table)
         columns, condition = self._published(db, oid, schema, name)
         found = db.execute(_COLUMNS, (oid, columns)).fetchall()
+        generated = {one[0] for one in db.execute(_GENERATED, (oid,)).fetchall()}
+        key = () if set(key or ()) & generated.difference(columns) else tuple(key or ())
         keys = set(key) if identity in "di" else {one[0] for one in found} if identity == "f" else set()
         relation = m.Relation(
             oid,
@@ -283,6 +299,7 @@ class PostgresTables(TableReader):
             identity,
             tuple(m.RelationColumn(one[0], one[1], one[2], one[0] in keys) for one in found),
         )
+        relation = relation.complete(facts) if facts is not None else relation
         types = {one[1]: self._base_type(db, one[1]) for one in found if one[1] >= _FIRST_OWN_TYPE}
         casts = {one[0]: str(one[3]) for one in found}
         collations = {one[0]: str(one[4] or "") for one in found}
@@ -297,12 +314,15 @@ class PostgresTables(TableReader):
     def _published(
         self, db: Connection[tuple[Any, ...]], oid: int, schema: str, name: str
     ) -> tuple[list[str], str | None]:
-        """Return the columns that the publication has, and its condition for rows."""
+        """Return the columns that the log has, and the publication's condition for rows. Before PostgreSQL 18 the log
+        has no generated column, though a publication of version 15 lists them."""
         if db.info.server_version >= 150000:
             names = [self._publication, inserts_only(self._publication)]
             row = db.execute(_PUBLISHED, (names, schema, name, self._publication)).fetchone()
             if row is not None:
-                return list(row[0]), row[1]
+                logged = db.info.server_version >= GENERATED_VERSION * 10000
+                lacks = set() if logged else {one[0] for one in db.execute(_GENERATED, (oid,)).fetchall()}
+                return [column for column in row[0] if column not in lacks], row[1]
         row = db.execute(_ALL_COLUMNS, (oid,)).fetchone()
         return list(row[0] or ()) if row is not None else [], None
 
@@ -312,19 +332,19 @@ class PostgresTables(TableReader):
         schema, name = row if row is not None else ("", f"type {oid}")
         return ("" if schema == "pg_catalog" else str(schema)), str(name)
 
-    def _copy(self, db: Connection[tuple[Any, ...]], select: Composed, rows: list[bytes]) -> None:
-        """Add the rows of a query to `rows`, as COPY writes them.
+    def _copy(
+        self, db: Connection[tuple[Any, ...]], select: Composed, limit: int, copied: list[tuple[bytes, int]]
+    ) -> None:
+        """Add the rows of a query to `copied`, as COPY writes them, and their number.
 
         Raises:
             _EnoughError: the rows have so many bytes that the others are left to the next chunk.
         """
-        size = 0
-        with db.cursor() as cursor, cursor.copy(copy_of(select)) as copy:
-            for row in copy:  # ends the COPY if it is left
-                rows.append(bytes(row))
-                size += len(row)
-                if size >= MAX_CHUNK_BYTES:
-                    raise _EnoughError
+        copy = CopyOut(db, select)
+        copied.append(copy.take(limit + 1, MAX_CHUNK_BYTES))  # there are `limit` at most: finds their end, too
+        if not copy.has_all:
+            copy.cancel()
+            raise _EnoughError
 
 
 class _EnoughError(Exception):
@@ -361,10 +381,7 @@ class _Described:
     def context(self) -> bytes:
         """Return what the log would say before rows of the table."""
         messages = [m.pack_type(oid, *names) for oid, names in self._types.items()]
-        relation = self._relation.pack()
-        if self._relation.identity == "f":
-            relation = m.with_primary(relation, self.key)
-        return b"".join(pack_frame(message) for message in (*messages, relation))
+        return b"".join(pack_frame(message) for message in (*messages, self._relation.pack()))
 
     def select(self, after: Json, limit: int | None, where: str) -> Composed:
         names = [Identifier(column.name) for column in self._relation.columns]
@@ -390,11 +407,6 @@ class _Described:
         values = content[start:-1].decode().split("\t")
         places = {column.name: place for place, column in enumerate(self._relation.columns)}
         return [_unescape(values[places[name]]) for name in self.key]
-
-
-def copy_of(select: Composed) -> Composed:
-    """Return the statement that gives the rows of a query as text."""
-    return SQL("COPY ({}) TO STDOUT").format(select)
 
 
 def _unescape(text: str) -> str:

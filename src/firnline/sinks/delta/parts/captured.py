@@ -28,6 +28,8 @@ from firnline.sinks.delta.parts.table import refuse_name
 from firnline.sinks.table_rows import TABLE_COLUMN, SourceTable
 from firnline.sources.cdc.evolution import can_hold, new_names
 from firnline.sources.cdc.log import Column, TableSchema
+from firnline.sources.cdc.position import is_other_key
+from firnline.sources.cdc.tables import snapshot_command
 from firnline.sources.columns import Columns
 from firnline.sources.decoding import with_rescued
 from firnline.sources.files.formats.parquet import ParquetDecoder, ParquetPiece
@@ -74,26 +76,41 @@ def _as_folder(name: str, allowed: str) -> str:
 # -- keys ---------------------------------------------------------------------------------------------
 
 
-def choose_key(
-    table: SourceTable, known: tuple[str, ...] | None, found: tuple[str, ...] | None
-) -> tuple[str, ...] | None:
-    """Return the key of a part: the one it has, else the one that its rows name. Empty: it is appended to.
+@dataclass(slots=True)
+class PartKey:
+    """The key of a part in one epoch, and which rows of the epoch have it. Takes the rows in their order.
 
-    A part that is appended to stays so, whatever key the table gets later.
-
-    Raises:
-        SchemaError: the rows name another key than the part has.
+    A part that is appended to stays so, whatever key the table gets later, unless it was upserted before. Rows with
+    another key than the part has are left out if the source is to read the table again: that snapshot has them.
     """
-    if known is None or found is None or not known:
-        return found if known is None else known
-    if set(found) != set(known):
-        now = f"is {', '.join(found)} now" if found else "is gone"
-        raise SchemaError(
-            f"the key of table {table.full_name} was {', '.join(known)} and {now}: rows by the old key would no longer "
-            "be found",
-            hint="Change the key back; or exclude the table in `tables`, and capture it into a table of its own.",
-        )
-    return known
+
+    key: tuple[str, ...] | None  # before the epoch, or the one that rows named; None: the next rows say it
+    was_upserted: bool = False  # at some time
+    is_emptied: bool = False  # in this epoch, and may have another key since
+
+    def takes(self, table: SourceTable, *, reads_anew: bool) -> bool:
+        """Return whether the part takes rows of its table. `reads_anew`: the source is still to read it again.
+
+        Raises:
+            SchemaError: the rows have another key than the part, and no snapshot brings them.
+        """
+        if table.anew:
+            if self.key or self.was_upserted:
+                self.key, self.was_upserted, self.is_emptied = None, True, True
+        elif self.key is None:
+            self.key = table.key
+        elif table.key is not None and is_other_key(self.key, table.key):
+            if reads_anew:
+                return False
+            now = f"is {', '.join(table.key)} now" if table.key else "is gone"
+            raise SchemaError(
+                f"the key of table {table.full_name} was {', '.join(self.key)} and {now}, in an epoch that was decided "
+                "while no sink upserted the table: rows by the old key would no longer be found",
+                hint="Nothing is lost this way: take the sink out of the spec, then firnline sinks forget SINK --yes. "
+                "Then add it with another name, another `table` and `start: now`, and read every table again: "
+                + snapshot_command(None, table.full_name, empties=True),
+            )
+        return True
 
 
 # -- columns ------------------------------------------------------------------------------------------

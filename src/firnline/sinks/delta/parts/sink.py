@@ -56,7 +56,7 @@ from firnline.sinks.delta.kind import open_stager
 from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions
 from firnline.sinks.delta.parts.captured import (
     PartColumns,
-    choose_key,
+    PartKey,
     name_part,
     options_from_json,
     options_to_json,
@@ -81,6 +81,7 @@ from firnline.sinks.follower import EpochDelivery, Follower, FollowerHead, head_
 from firnline.sinks.numbered import NumberedFiles
 from firnline.sinks.table_rows import SourceTable
 from firnline.sinks.templates import NameTemplate, Share, too_many_parts
+from firnline.sources.cdc.position import reads_anew
 from firnline.storage import open_storage
 from firnline.types import Delivery, EntryRef, Json
 
@@ -119,6 +120,9 @@ class DeltaPartsSink(Follower):
         self._touched: set[str] = set()  # since the last housekeeping
 
     def keeps_old(self, own: Mapping[str, Json]) -> bool:
+        return True
+
+    def moves(self, own: Mapping[str, Json]) -> bool:
         return True
 
     def shape(self) -> dict[str, Json]:
@@ -280,7 +284,7 @@ class DeltaPartsSink(Follower):
             staging.files = {**{name: [] for name in parts.keys() - staging.held}, **staging.files}
         names, head = sorted({*staging.files, *staging.held}), delivery.head
         if names:
-            parts = open_parts(parts, names, entry.epoch, staging.tables, staging.keys)
+            parts = open_parts(parts, names, entry.epoch, staging.tables, staging.keys_after)
             opened = replace(head, own=own_of(parts))
             if opened != head:
                 self.swap_head(head, opened)
@@ -297,7 +301,7 @@ class DeltaPartsSink(Follower):
 
         def commit(name: str) -> None:
             table, files = self._open_part(name, staging.own_of(name)), staging.files[name]
-            table.begin(self._run, self._generation, parts[name], replaces=replaces)
+            table.begin(self._run, self._generation, parts[name], replaces=replaces or name in staging.replaced)
             schema = staging.schema_of(name) if files else pa.schema([])
             table.commit(self._part_commit(delivery.commit, name, parts[name].held, files, schema), run_tasks)
             table.delete_changes(files)
@@ -418,6 +422,8 @@ class DeltaPartsSink(Follower):
             table.apply_edit(self._part_commit(commit, name, parts[name].held, [], pa.schema([])), effect)
 
         _at_once(edit, sorted(names))
+        if self._settings.takes_tables:
+            parts |= {name: _key_after(parts[name], commit.checkpoint.epoch, effect) for name in names}
         after = replace(head_after(head, commit), own=own_of(close_parts(parts, names, entry_of(commit))))
         self.swap_head(head, after)
         self._touched |= set(names)
@@ -440,7 +446,10 @@ class _Staging:
         self.files: dict[str, list[dict[str, Json]]] = {}
         self.held: set[str] = set()  # parts that hold the epoch already, from an earlier try
         self.tables: dict[str, str] = {}  # captured tables, by part
-        self.keys: dict[str, tuple[str, ...]] = {}  # of captured tables that are upserted, by part
+        # Of captured tables that are upserted, by part: the key that the epoch is written by, and the one from then on.
+        self.keys: dict[str, tuple[str, ...]] = {}
+        self.keys_after: dict[str, tuple[str, ...] | None] = {}
+        self.replaced: set[str] = set()  # parts that lose their rows, and are appended to
 
     def own_of(self, name: str) -> Mapping[str, Json]:
         """Return the settings of a part."""
@@ -527,6 +536,7 @@ class _TableStaging(_Staging):
         super().__init__(sink, delivery, parts)
         self._columns: dict[str, PartColumns] = {}
         self._names: dict[SourceTable, str] = {}
+        self._left_out: set[int] = set()  # by their place in the epoch: batches that go into no part
 
     def own_of(self, name: str) -> Mapping[str, Json]:
         return own_of_table(self._own, self.keys.get(name))
@@ -542,37 +552,77 @@ class _TableStaging(_Staging):
             SchemaError: a table has another key, or columns that cannot be added.
         """
         self._find_columns()
-        for rows in self._delivery.rows.read():
-            name = self._name_of(rows.table) if rows.batch.num_rows else ""
+        for place, rows in enumerate(self._delivery.rows.read()):
+            name = self._name_of(rows.table) if rows.batch.num_rows and place not in self._left_out else ""
             if name in self._columns:
                 self._write(Share(name, self._columns[name].fit(rows.batch), rows.numbers))
         self.files = {name: stager.close() for name, stager in self._stagers.items()}
+        for name in self.replaced - self.files.keys():
+            if self._has(name):
+                self.held.add(name)
+            else:
+                self.files[name] = []
         return {}
 
     def _find_columns(self) -> None:
         """Find the key and the columns of every part that the epoch touches."""
-        found: dict[str, dict[pa.Schema, SourceTable]] = {}
-        keys = {name: part.key for name, part in self._parts.items()}
+        found: dict[str, dict[int, tuple[pa.Schema, SourceTable]]] = {}
+        keys: dict[str, PartKey] = {}
         upserts = self._own["write"] == "upsert"
-        for rows in self._delivery.rows.read():
+        for place, rows in enumerate(self._delivery.rows.read()):
             if not rows.batch.num_rows:
                 continue
             table = rows.table
             assert table is not None
             name = self._name_of(table)
-            found.setdefault(name, {})[rows.batch.schema] = table
+            taken = found.setdefault(name, {})
             if upserts:
-                keys[name] = choose_key(table, keys.get(name), table.key)
-        for name, schemas in found.items():
-            key = keys.get(name)
-            if upserts and key is None:  # a table without a part was emptied
+                key = keys.setdefault(name, self._key_before(name))
+                if not key.takes(table, reads_anew=self._reads_anew(table)):
+                    self._left_out.add(place)
+                    continue
+                if table.anew and key.is_emptied:  # rows before it are gone, and may have another key
+                    self._left_out |= taken.keys()
+                    taken.clear()
+            taken[place] = rows.batch.schema, table
+        for name, taken in found.items():
+            if upserts and not self._choose_key(name, keys[name], taken):
                 continue
-            if upserts and key is not None:
-                self.keys[name] = key
+            if not taken:
+                continue
+            schemas = dict(taken.values())
             self._columns[name] = self._begin_columns(name, next(iter(schemas.values())))
             self._check_key_delivered(name)
             for schema in schemas:
                 self._columns[name].add(schema)
+
+    def _key_before(self, name: str) -> PartKey:
+        """Return the key of a part before the epoch."""
+        part, epoch = self._parts.get(name), self._entry.epoch
+        return PartKey(part.key_before(epoch), any(part.keys_before(epoch))) if part is not None else PartKey(None)
+
+    def _reads_anew(self, table: SourceTable) -> bool:
+        positions = self._delivery.commit.checkpoint.positions
+        return reads_anew(positions, self._sink.context.input_port, table.full_name)
+
+    def _choose_key(self, name: str, found: PartKey, taken: dict[int, tuple[pa.Schema, SourceTable]]) -> bool:
+        """Take the key of a part from what its rows say; returns whether the epoch touches the part. A part that is
+        emptied and gets no rows is written by the key that it had."""
+        part, key = self._parts.get(name), found.key
+        if key is None and part is not None:
+            key = next(reversed(part.keys_before(self._entry.epoch)), None)
+        if key is None:  # a table without a part was emptied
+            return False
+        self.keys[name] = key
+        if taken or found.is_emptied:
+            self.keys_after[name] = found.key
+        if found.is_emptied and not key:
+            self.replaced.add(name)
+            empties = [place for place, (_, table) in taken.items() if table.anew]
+            self._left_out |= set(empties)
+            for place in empties:
+                del taken[place]
+        return True
 
     def _begin_columns(self, name: str, table: SourceTable) -> PartColumns:
         known = self._sink._open_part(name, self.own_of(name)).find_schema() if name in self._parts else None
@@ -606,6 +656,13 @@ class _TableStaging(_Staging):
                 )
             self._names[table] = name
         return self._names[table]
+
+
+def _key_after(part: Part, epoch: int, effect: Effect) -> Part:
+    """Return a part with the key that it has after a history edit."""
+    if isinstance(effect, RestoreVersion):
+        return part.with_key(epoch, part.key_before(effect.version + 1))
+    return part.with_key(epoch, None) if isinstance(effect, ReplaceRows) and part.key else part
 
 
 def own_of_table(own: Mapping[str, Json], key: tuple[str, ...] | None) -> dict[str, Json]:
@@ -649,4 +706,5 @@ def _add(plan: SinkReturn, part: SinkReturn) -> SinkReturn:
         columns_removed=list(dict.fromkeys([*plan.columns_removed, *part.columns_removed])),
         properties_changed=list(dict.fromkeys([*plan.properties_changed, *part.properties_changed])),
         others=[*plan.others, *part.others],
+        foreign_commits=plan.foreign_commits + part.foreign_commits,
     )

@@ -34,6 +34,30 @@ class Part:
     table: str = ""  # the captured table whose rows it has, if the sink has a part for each
     # Of a captured table that is upserted: what identifies a row; empty: it has no key, so the part is appended to.
     key: tuple[str, ...] | None = None
+    # Once the key changed: by epoch, the key from there on. None: the part lost its rows, and those that come next say
+    # their key; until then `key` is the old one.
+    keys: tuple[tuple[int, tuple[str, ...] | None], ...] = ()
+
+    def key_before(self, epoch: int) -> tuple[str, ...] | None:
+        """Return the key that the part has when an epoch comes; None: the rows of the epoch say it."""
+        return next((key for since, key in reversed(self._all_keys()) if since < epoch), None)
+
+    def keys_before(self, epoch: int) -> list[tuple[str, ...]]:
+        """Return the keys that the part had before an epoch, oldest first."""
+        return [key for since, key in self._all_keys() if since < epoch and key is not None]
+
+    def _all_keys(self) -> tuple[tuple[int, tuple[str, ...] | None], ...]:
+        return self.keys or ((self.born, self.key),)
+
+    def with_key(self, epoch: int, key: tuple[str, ...] | None) -> Part:
+        """Return the part with a key from an epoch on."""
+        if not self.keys and (self.key is None or (epoch == self.born and key is not None)):
+            return replace(self, key=key)
+        if (known := self.key_before(epoch)) == key or (known and key and set(known) == set(key)):
+            return replace(self, keys=tuple(one for one in self.keys if one[0] != epoch))
+        keys = sorted([*(one for one in self._all_keys() if one[0] != epoch), (epoch, key)], key=lambda one: one[0])
+        newest = next((key for _, key in reversed(keys) if key is not None), None)
+        return replace(self, key=newest, keys=tuple(keys))
 
     @property
     def newest(self) -> int:
@@ -41,14 +65,24 @@ class Part:
         return max(self.held.epoch, self.open)
 
     def to_json(self) -> list[Json]:
-        captured = [self.table, list(self.key) if self.key is not None else None] if self.table else []
-        return [self.born, *self.held, self.open, *captured]
+        captured = [self.table, _key_to_json(self.key)] if self.table else []
+        keys = [[[epoch, _key_to_json(key)] for epoch, key in self.keys]] if self.keys else []
+        return [self.born, *self.held, self.open, *captured, *keys]
 
     @classmethod
     def from_json(cls, value: Json) -> Part:
         born, epoch, entry, opened = (int(number) for number in value[:4])
-        table, key = value[4:] or ("", None)
-        return cls(born, Held(epoch, entry), opened, str(table), tuple(key) if key is not None else None)
+        table, key, *more = value[4:] or ("", None)
+        keys = tuple((int(since), _key_from_json(one)) for since, one in (more[0] if more else ()))
+        return cls(born, Held(epoch, entry), opened, str(table), _key_from_json(key), keys)
+
+
+def _key_to_json(key: tuple[str, ...] | None) -> Json:
+    return list(key) if key is not None else None
+
+
+def _key_from_json(value: Json) -> tuple[str, ...] | None:
+    return tuple(value) if value is not None else None
 
 
 Parts: TypeAlias = Mapping[str, Part]
@@ -60,15 +94,15 @@ def open_parts(
     names: Collection[str],
     epoch: int,
     tables: Mapping[str, str] | None = None,
-    keys: Mapping[str, tuple[str, ...]] | None = None,
+    keys: Mapping[str, tuple[str, ...] | None] | None = None,
 ) -> dict[str, Part]:
     """Return the parts before an epoch is written to those of these names; new ones are born with it.
 
-    `tables` and `keys` have the captured tables and their keys, by part.
+    `tables` and `keys` have the captured tables and their keys from this epoch on, by part.
     """
     tables, keys = tables or {}, keys or {}
     opened = {name: parts.get(name, Part(epoch, table=tables.get(name, ""))) for name in names}
-    opened = {name: replace(part, key=keys.get(name, part.key)) for name, part in opened.items()}
+    opened = {name: part.with_key(epoch, keys[name]) if name in keys else part for name, part in opened.items()}
     return {**parts, **{name: replace(part, open=max(part.open, epoch)) for name, part in opened.items()}}
 
 

@@ -402,7 +402,18 @@ class UpsertSink(DeltaSink):
         raise SchemaError(
             f"the rows of {self._table.uri} were upserted by {f'the key {names}' if names else 'another key'}, "
             f"{whose} with {', '.join(key)}: rows of one key would no longer be found",
-            hint=f"Set the key of sink {self.name!r} back, or name another table.",
+            hint=self._key_hint(names),
+        )
+
+    def _key_hint(self, names: str) -> str:
+        """Return what to do about another key than that of the table's rows."""
+        if self._options.key or self._context.find_input_key is None:
+            return f"Set the key of sink {self.name!r} back, or name another table."
+        back = f"If {names} still identifies a row, set `key: [{names}]` of sink {self.name!r}. " if names else ""
+        return (
+            f"{back}Otherwise, nothing is lost this way: take the sink out of the spec, and run: firnline run --once. "
+            "Then add it with another name, another table and `start: snapshot`. The only sink of a pipeline gets a "
+            "pipeline with another `name` instead."
         )
 
     def _find_table_key(self, number: int) -> str:

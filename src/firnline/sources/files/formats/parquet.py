@@ -260,8 +260,10 @@ class ParquetDecoder(RecordDecoder[ParquetPiece]):
             if own is not None and own.name not in {other.name for other in fields}:
                 fields.append(own)
         new = apply_kinds(pa.schema(fields), columns.kinds)
+        required = {field.name for field in self._schema if not field.nullable}
         grown = merge(self._schema, new, frozen=columns.frozen)
-        self._schema = pa.schema(list(grown), metadata=self._schema.metadata)
+        fields = [field.with_nullable(field.nullable and field.name not in required) for field in grown]
+        self._schema = pa.schema(fields, metadata=self._schema.metadata)
         return self._schema
 
     def _check(self, found: list[Misfits], first_record: int) -> None:

@@ -1,0 +1,534 @@
+"""`firnline topology`: shows pipelines that read what others write; snapshots and restores of all of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from firnline.cli.common import Common, Duration, Flag, TakeOver
+from firnline.cli.consent import Consent
+from firnline.cli.output import Output, count_text, say, size_text, time_text
+from firnline.cli.table import Column
+from firnline.clock import SystemClock
+from firnline.config.units import parse_moment
+from firnline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from firnline.history.edits.rollback import RollbackPlan
+    from firnline.history.topology.graph import Topology
+    from firnline.history.topology.show import ChannelView, TopologyView
+    from firnline.history.topology.snapshot import Snapshots, SnapshotView
+
+EPILOGUE = """\
+A topology is a file, topology.yml, with `name` and `pipelines` (pipeline files
+or their folders); or a list of pipeline files. Its channels are derived: a
+Delta table or Kafka topic that one of the pipelines writes and another one
+reads. A table or topic with several writers is no channel; the command names
+it, and ends with exit code 1.
+
+Output (JSON fields):
+  topology (empty without a file)
+  members   [{name, epoch, committed_at, rows_per_second (of the last hour;
+            null without a record of it), error}]
+  channels  [{place, kind, writer, sink, reader, source, epoch (that the sink
+            holds), files_behind, bytes_behind, error}]
+  cycles    [[name]]: members that read from each other
+  outside   [name]: members without a channel
+  conflicts [{place, writers [{pipeline, sink}]}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology show
+  firnline topology show lake/topology.yml --json
+  firnline topology show bronze.yml silver.yml gold.yml
+"""
+MEMBER_COLUMNS = (
+    Column("name", "pipeline", cut="right"),
+    Column("epoch", right=True),
+    Column("committed_at", "newest checkpoint", time=True, drop=2),
+    Column("rate", "rows/s", right=True, drop=1),
+)
+CHANNEL_COLUMNS = (
+    Column("from_to", "channel"),
+    Column("kind", drop=2),
+    Column("epoch", right=True, drop=1),
+    Column("behind", right=True),
+    Column("place", cut="left", drop=3),
+)
+
+SNAPSHOT_EPILOGUE = """\
+A snapshot is one epoch of each member, such that no member has read anything
+that another one wrote after its own. No run stops for it: each records the
+snapshot in its next epoch, or in the epoch that reaches the first marker of it
+in a table that it reads. Idle and paused runs take part. A member without a run
+is waited for; --include-stopped starts a paused run of it, which records the
+snapshot and ends. The snapshot is aborted after the time limit, by a history
+edit of a member, and if a spec changes. Interrupted, it stays open, and the
+next command completes it.
+
+gc, vacuum and log clean-up of Firnline keep what a completed snapshot needs,
+and members keep their floors at or below it, until it is dropped. Other tools
+do not know it: restorable_until is when the shortest retention of the tables
+has passed.
+
+Output (JSON fields; the names are those of Flink):
+  id, status (in_progress, completed, failed, dropped), trigger_timestamp,
+  latest_ack_timestamp, end_to_end_duration_ms, num_members, num_acknowledged,
+  state_size_bytes, restorable_until, reason
+  members [{name, epoch, recorded_at, duration_ms (since the order), in_channels
+          (its tables hold the epoch), trouble}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology snapshot
+  firnline topology snapshot lake/topology.yml --include-stopped --timeout 2m
+  firnline topology snapshot --every 10m --keep 6
+"""
+LIST_EPILOGUE = (
+    SNAPSHOT_EPILOGUE[SNAPSHOT_EPILOGUE.index("Output (JSON") :].partition("Examples:")[0]
+    + """\
+Examples:
+  firnline topology list
+  firnline topology list lake/topology.yml --json
+"""
+)
+DROP_EPILOGUE = """\
+The pins of the snapshot go, and members let their floors rise with their next
+epochs. A snapshot that is still open is aborted.
+
+Output (JSON fields):
+  id, done
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology drop 4f2a
+  firnline topology drop 4f2a lake/topology.yml --yes
+"""
+RESTORE_EPILOGUE = """\
+Every member goes back in one epoch of its own, or none does. The command holds
+all of them, so that no run goes on in between (a run that starts meanwhile ends
+with exit code 5), checks that every file and state is there, decides, and then
+takes each member back. Killed at any point, the same command finishes it, or
+finds that it was withdrawn before the decision and no row has changed.
+Afterwards each reader continues from its position, and skips what was undone.
+
+--at needs no snapshot: it computes the newest consistent cut from the ledgers,
+as far back as the floors (checkpoint.rollback_window) allow. While a run is
+alive, the command is refused: stop it first, or end it with --take-over. Sinks
+that cannot go back (Kafka, Redis, HTTP) must be named with --leave.
+
+Output (JSON fields):
+  restore, target, goes_on (it was begun before), done, reason, epochs (the new
+  epoch of each member), members {name: the fields of `firnline rollback`}
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology restore 4f2a --dry-run
+  firnline topology restore 4f2a lake/topology.yml --take-over --yes
+  firnline topology restore --at 2026-11-16T08:00:00Z --yes
+"""
+RESTORE_COLUMNS = (
+    Column("name", "pipeline"),
+    Column("now", "epoch", right=True),
+    Column("then", "back to", right=True),
+    Column("rows_removed", "rows out", right=True),
+    Column("rows_restored", "rows in", right=True),
+    Column("again", "read again", right=True, drop=1),
+)
+SNAPSHOT_COLUMNS = (
+    Column("id"),
+    Column("status"),
+    Column("trigger_timestamp", "ordered", time=True),
+    Column("took", right=True, drop=2),
+    Column("recorded", right=True),
+    Column("restorable_until", "restorable until", time=True, drop=1),
+    Column("reason", cut="right", drop=3),
+)
+RECORD_COLUMNS = (
+    Column("name", "pipeline"),
+    Column("epoch", right=True),
+    Column("took", right=True),
+    Column("trouble", cut="right"),
+)
+POLL_SECONDS = 0.2
+TIMEOUT = Duration(600)
+
+app = App(
+    name="topology", help_epilogue=EPILOGUE, help="Show chained pipelines; snapshots and restores of all of them."
+)
+
+TopologyFile = Annotated[str | None, Parameter(help="The topology file, or its folder. [default: topology.yml here]")]
+
+
+@app.command(help_epilogue=EPILOGUE)
+def show(
+    *files: Annotated[
+        str, Parameter(help="A topology file, or pipeline files or their folders. [default: topology.yml here]")
+    ],
+    common: Common = Common(),
+) -> int:
+    """Show members, channels, lag, cycles, and tables or topics with several writers."""
+    from firnline.history.topology.graph import make_topology
+    from firnline.history.topology.show import load_view
+    from firnline.spec.topology import load_topology
+
+    loaded = load_topology(files, environ=os.environ)
+    topology = make_topology(loaded.pipelines)
+    view = load_view(topology, datetime.now(UTC))
+    if common.json:
+        common.out.json(
+            {
+                "topology": loaded.name,
+                "members": [member.to_json() for member in view.members],
+                "channels": [channel.to_json() for channel in view.channels],
+                "cycles": [list(cycle) for cycle in topology.cycles],
+                "outside": topology.outside,
+                "conflicts": [
+                    {"place": one.place, "writers": [{"pipeline": p, "sink": s} for p, s in one.writers]}
+                    for one in topology.conflicts
+                ],
+            }
+        )
+    else:
+        _show(common.out, topology, view)
+    return 1 if topology.conflicts else 0
+
+
+def _open(file: str | None) -> Snapshots:
+    from firnline.history.topology.graph import make_topology
+    from firnline.history.topology.snapshot import Snapshots
+    from firnline.spec.topology import load_topology
+    from firnline.storage import open_storage
+    from firnline.topology.records import TopologyHome
+    from firnline.types import RandomIds
+
+    loaded = load_topology([file] if file else [], environ=os.environ)
+    if loaded.path is None:
+        raise ConfigError(f"{file} is a pipeline file", hint="Name a topology file: its home keeps the snapshots.")
+    topology = make_topology(loaded.pipelines)
+    options = next(iter(topology.members.values())).home.storage_options
+    return Snapshots(
+        topology, TopologyHome(open_storage(loaded.home, options), loaded.name), SystemClock(), RandomIds()
+    )
+
+
+@app.command(help_epilogue=SNAPSHOT_EPILOGUE)
+def snapshot(
+    file: TopologyFile = None,
+    *,
+    timeout: Annotated[Duration, Parameter(help="Abort the snapshot after this time.")] = TIMEOUT,
+    keep: Annotated[
+        int, Parameter(help="Keep this many completed snapshots; drop older ones.", validator=Number(gte=1))
+    ] = 3,
+    include_stopped: Annotated[bool, Flag, Parameter(help="Record members that have no run, too.")] = False,
+    every: Annotated[
+        Duration | None,
+        Parameter(
+            help="Take one after the other, at this interval, until interrupted. [default: one]", show_default=False
+        ),
+    ] = None,
+    common: Common = Common(),
+) -> int:
+    """Take a snapshot of all members at one instant, while they run."""
+    snapshots = _open(file)
+    for order in snapshots.find_open():
+        _, reason = snapshots.settle(order)
+        say(f"snapshot {order.snapshot} was open{f': {reason}' if reason else ''}")
+    clock = SystemClock()
+    while True:
+        began = clock.monotonic()
+        code = _take(snapshots, timedelta(seconds=timeout), keep, include_stopped, common)
+        if every is None:
+            return code
+        clock.sleep(max(0.0, began + every - clock.monotonic()))
+
+
+def _take(snapshots: Snapshots, timeout: timedelta, keep: int, include_stopped: bool, common: Common) -> int:
+    from firnline.topology.decide import Outcome
+
+    order = snapshots.order(timeout)
+    say(f"snapshot {order.snapshot}: waiting for {', '.join(order.members)}")
+    with contextlib.ExitStack() as stack:
+        if include_stopped:
+            _start_stopped(snapshots, stack)
+        outcome, reason, before = Outcome.WAIT, "", ""
+        while outcome is Outcome.WAIT:
+            outcome, reason = snapshots.settle(order)
+            if outcome is Outcome.WAIT:
+                if reason != before:
+                    say(f"waiting for {reason}")
+                before = reason
+                time.sleep(POLL_SECONDS)
+    if outcome is Outcome.COMMIT:
+        for dropped in snapshots.keep(keep):
+            say(f"dropped {dropped}: --keep {keep}")
+    view = next(one for one in snapshots.list() if one.id == order.snapshot)
+    if common.json:
+        common.out.json(view.to_json())
+    else:
+        _show_snapshot(common.out, view)
+    return 0 if outcome is Outcome.COMMIT else 1
+
+
+def _start_stopped(snapshots: Snapshots, stack: contextlib.ExitStack) -> None:
+    from firnline.history.topology.stopped import paused_run
+    from firnline.jobs.spark import SparkEngine
+    from firnline.sources.registry import warm_up
+
+    for name, options in snapshots.topology.members.items():
+        engine = SparkEngine(name, options.spark, prepare=functools.partial(warm_up, options.sources))
+        if stack.enter_context(paused_run(options, engine, say)):
+            say(f"{name} has no run: a paused one records the snapshot")
+
+
+def _show_snapshot(out: Output, view: SnapshotView) -> None:
+    took = f" in {time_text(view.end_to_end_duration_ms / 1000)}" if view.end_to_end_duration_ms is not None else ""
+    out.sentence(f"Snapshot {view.id}: {view.status}{took}{f': {view.reason}' if view.reason else ''}")
+    out.table(RECORD_COLUMNS, [{**member, "took": _took(member["duration_ms"])} for member in view.members])
+    if view.restorable_until:
+        out.sentence(f"Restorable until {view.restorable_until}, unless other tools clean the tables up before.")
+
+
+def _took(duration_ms: int | None) -> str:
+    return "" if duration_ms is None else time_text(duration_ms / 1000)
+
+
+@app.command(name="list", help_epilogue=LIST_EPILOGUE)
+def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> int:
+    """List the snapshots, newest first, with what each member has recorded."""
+    found = _open(file).list()
+    if common.json:
+        common.out.json({"snapshots": [one.to_json() for one in found]})
+        return 0
+    if not found:
+        common.out.sentence("No snapshot was taken: firnline topology snapshot")
+        return 0
+    rows = [
+        {
+            **one.to_json(),
+            "took": _took(one.end_to_end_duration_ms),
+            "recorded": f"{one.num_acknowledged} of {one.num_members}",
+        }
+        for one in found
+    ]
+    common.out.table(SNAPSHOT_COLUMNS, rows)
+    now = datetime.now(UTC)
+    for one in found:
+        if one.status == "completed" and one.restorable_until and _is_half_over(one, now):
+            common.out.sentence(
+                f"{one.id}: half of the time is over until other tools may delete what it needs. Take another one."
+            )
+        if one.status == "in_progress":
+            common.out.table(RECORD_COLUMNS, [{**m, "took": _took(m["duration_ms"])} for m in one.members])
+    return 0
+
+
+def _is_half_over(view: SnapshotView, now: datetime) -> bool:
+    begun, end = datetime.fromisoformat(view.trigger_timestamp), datetime.fromisoformat(view.restorable_until or "")
+    return now - begun > (end - begun) / 2
+
+
+@app.command(help_epilogue=DROP_EPILOGUE)
+def drop(
+    snapshot: Annotated[str, Parameter(help="The id of the snapshot, or the beginning of it.")],
+    file: TopologyFile = None,
+    *,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Keep a snapshot no longer."""
+    snapshots = _open(file)
+    order = snapshots.get_order(snapshot)
+    if not common.json:
+        common.out.sentence(f"Snapshot {order.snapshot} of {order.created_at} can no longer be restored.")
+    elif not consent.decided:
+        common.out.json({"id": order.snapshot, "done": False})
+    if not consent.is_given(f"Drop {order.snapshot}", common.out):
+        return 0
+    snapshots.drop(order.snapshot)
+    if common.json:
+        common.out.json({"id": order.snapshot, "done": True})
+    return 0
+
+
+@app.command(help_epilogue=RESTORE_EPILOGUE)
+def restore(
+    snapshot: Annotated[
+        str | None, Parameter(help="The id of a completed snapshot, or the beginning of it. [default: none]")
+    ] = None,
+    file: TopologyFile = None,
+    *,
+    at: Annotated[
+        str | None, Parameter(help="Restore the newest consistent cut at a time, or 30m, 1d ago. [default: none]")
+    ] = None,
+    accept: Annotated[
+        tuple[str, ...],
+        Flag,
+        Parameter(help="A writer whose later row changes may be lost; repeatable. [default: none]"),
+    ] = (),
+    leave: Annotated[
+        tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
+    ] = (),
+    take_over: TakeOver = False,
+    consent: Consent = Consent(),
+    common: Common = Common(),
+) -> int:
+    """Take every member back to one instant: a snapshot, or the newest consistent cut at a time."""
+    from firnline.history.topology import restore as restoring
+    from firnline.run import standby
+    from firnline.topology.decide import Decision
+    from firnline.types import RandomIds
+
+    snapshots, clock, ids = _open(file), SystemClock(), RandomIds()
+    target, epochs = _find_target(snapshots, snapshot, at)
+    order = restoring.find_or_order(snapshots, target, epochs, clock, ids, leave=leave, accept=accept)
+    goes_on = restoring.find_unfinished(snapshots.home) is not None
+    facts: dict[str, object] = {"restore": order.restore, "target": order.target, "goes_on": goes_on}
+    if goes_on:
+        say(f"restore {order.restore} was begun, and goes on")
+    else:
+        plans = restoring.plan_restore(snapshots, order)
+        facts["members"] = {name: plan.to_json() for name, plan in plans.items()}
+        if not common.json:
+            _show_restore(common.out, plans)
+        elif not consent.decided:
+            common.out.json({**facts, "done": False})
+        for plan in plans.values():
+            plan.check()
+    if not consent.is_given(f"Restore {len(order.epochs)} pipelines", common.out):
+        return 0
+    run = ids.new()
+    with contextlib.ExitStack() as stack:
+        for name in sorted(order.epochs):
+            options = snapshots.topology.members[name]
+            stack.enter_context(standby.editing_history(options, run, say, take_over=take_over))
+        result = restoring.perform_restore(snapshots, order, run, clock, say)
+    done = result.decision is Decision.GO
+    if common.json:
+        common.out.json({**facts, "done": done, "reason": result.reason, "epochs": result.epochs})
+    elif done:
+        common.out.sentence(f"done: every pipeline is at {order.target}; their runs may start again")
+    else:
+        common.out.sentence(f"withdrawn, and no row has changed: {result.reason}")
+    return 0 if done else 1
+
+
+def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> tuple[str, Mapping[str, int]]:
+    """Return what a restore goes to, and the epochs of the members there."""
+    from firnline.history.topology.restore import find_epochs_at, find_snapshot_epochs, find_unfinished
+
+    if (snapshot is None) == (at is None):
+        raise ConfigError("name a snapshot or a time", hint="firnline topology list; firnline topology restore ID")
+    begun = find_unfinished(snapshots.home)
+    if begun is not None and begun.target == (at or snapshot):
+        return begun.target, begun.epochs
+    if snapshot is not None:
+        return find_snapshot_epochs(snapshots, snapshot)
+    moment = parse_moment(at or "")
+    if moment is None:
+        raise ConfigError(f"--at {at}: not a time with a zone, nor a time ago", hint="--at 2026-11-16T08:00:00Z, or 2h")
+    return at or "", find_epochs_at(snapshots, moment)
+
+
+def _show_restore(out: Output, plans: Mapping[str, RollbackPlan]) -> None:
+    rows = [
+        {
+            "name": name,
+            "now": plan.from_epoch,
+            "then": plan.to_epoch,
+            "rows_removed": sum(sink.rows_removed for sink in plan.sinks),
+            "rows_restored": sum(sink.rows_restored for sink in plan.sinks),
+            "again": count_text(plan.input_records, "record"),
+        }
+        for name, plan in plans.items()
+    ]
+    out.table(RESTORE_COLUMNS, rows)
+    for name, plan in plans.items():
+        for sink in plan.sinks:
+            if sink.left:
+                out.sentence(f"{name}: sink {sink.name} keeps its rows, and gets them again")
+        for line in plan.not_undone:
+            out.sentence(f"{name}: not undone: {line}")
+    out.sentence("Until all of them are there, readers outside may see some tables before and others after it.")
+
+
+def _show(out: Output, topology: Topology, view: TopologyView) -> None:
+    for line in draw(topology):
+        out.line(line)
+    out.line()
+    rows = [{**member.to_json(), "rate": member.rows_per_second} for member in view.members]
+    out.table(MEMBER_COLUMNS, rows)
+    if view.channels:
+        out.line()
+        out.table(CHANNEL_COLUMNS, [_channel_row(channel) for channel in view.channels])
+    for member in view.members:
+        if member.error:
+            out.sentence(f"{member.name} cannot be read: {member.error}")
+    for channel in view.channels:
+        if channel.error:
+            out.sentence(f"{channel.channel.place}: {channel.error}")
+    for cycle in topology.cycles:
+        names = " and ".join(cycle)
+        out.sentence(f"cycle: {names} read from each other" if len(cycle) > 1 else f"cycle: {names} reads from itself")
+    if topology.outside:
+        out.sentence(f"no channel: {', '.join(topology.outside)}")
+    for conflict in topology.conflicts:
+        out.sentence(f"several writers: {conflict}. A channel has one: give each a table or topic of its own.")
+
+
+def _channel_row(view: ChannelView) -> dict[str, object]:
+    channel = view.channel
+    behind = None
+    if view.files_behind is not None:
+        words = count_text(view.files_behind, "file" if channel.kind == "delta" else "partition")
+        behind = f"{words}, {size_text(view.bytes_behind or 0)}" if view.files_behind else "nothing"
+    return {
+        "from_to": f"{channel.writer} -> {channel.reader}",
+        "kind": channel.kind,
+        "epoch": view.epoch,
+        "behind": behind,
+        "place": channel.place,
+    }
+
+
+def draw(topology: Topology) -> Iterator[str]:
+    """Yield the graph as lines: each member that nobody feeds, with its readers below it.
+
+    A member that was drawn before is named again, without its readers.
+    """
+    readers: dict[str, list[str]] = {name: [] for name in topology.members}
+    for channel in topology.channels:
+        if channel.reader not in readers[channel.writer]:
+            readers[channel.writer].append(channel.reader)
+    fed = {channel.reader for channel in topology.channels}
+    drawn: set[str] = set()
+
+    def branch(name: str, before: str, below: str) -> Iterator[str]:
+        again = name in drawn
+        yield before + name + (" (above)" if again and readers[name] else "")
+        if again:
+            return
+        drawn.add(name)
+        for index, reader in enumerate(readers[name]):
+            is_last = index + 1 == len(readers[name])
+            yield from branch(reader, below + ("`-> " if is_last else "|-> "), below + ("    " if is_last else "|   "))
+
+    for name in sorted(topology.members, key=lambda name: (name in fed, name)):  # the rest are in cycles
+        if name not in drawn:
+            yield from branch(name, "", "")

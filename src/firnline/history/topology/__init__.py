@@ -1,0 +1,1 @@
+"""Topologies of pipelines: what flows between their members; snapshots and restores of all of them."""

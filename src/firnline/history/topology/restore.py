@@ -1,0 +1,291 @@
+"""Restores a topology to a snapshot, or to the newest consistent cut at a time: every member, or none.
+
+The steps are those of `topology.decide.next_step`: hold every member, check, decide once, take each member to its
+epoch, release all. Every step is durable and can be repeated: the same command finishes a killed restore, or finds that
+it was withdrawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from firnline.checkpoint.ledger import LedgerEntry
+from firnline.errors import ConfigError, FirnlineError, RollbackRefusedError, SinkError
+from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
+from firnline.history.topology.channels import TableChain, check_channels
+from firnline.history.topology.graph import Channel
+from firnline.history.topology.snapshot import Snapshots, find_tables
+from firnline.names import JOURNAL
+from firnline.run.followers import join
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from firnline.run.topology import check_hold
+from firnline.sinks.known import find_away
+from firnline.topology import decide
+from firnline.topology.decide import Decision, RestoreState, lower_cut, next_step
+from firnline.topology.records import Hold, RestoreOrder, TopologyHome, delete_hold, find_holds, put_hold
+from firnline.types import Clock, Ids
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """How a restore ended."""
+
+    order: RestoreOrder
+    decision: Decision
+    reason: str = ""
+    epochs: dict[str, int] = field(default_factory=dict)  # the new epoch of each member
+
+
+# -- where to -----------------------------------------------------------------------------------------
+
+
+def find_snapshot_epochs(snapshots: Snapshots, words: str) -> tuple[str, dict[str, int]]:
+    """Return the id of a completed snapshot and the epochs of its members.
+
+    Raises:
+        ConfigError: there is none, it is not complete or was dropped, or the topology has other members now.
+    """
+    order = snapshots.get_order(words)
+    outcome = snapshots.home.find_outcome(order.snapshot)
+    if outcome is None or outcome.status != "committed" or snapshots.home.is_dropped(order.snapshot):
+        raise ConfigError(
+            f"snapshot {order.snapshot} cannot be restored: it was not completed, or is no longer kept",
+            hint="firnline topology list; or restore to a time: firnline topology restore --at TIME",
+        )
+    if set(outcome.records) != set(snapshots.topology.members):
+        names = ", ".join(sorted(set(outcome.records) ^ set(snapshots.topology.members)))
+        raise ConfigError(
+            f"the topology has other members than snapshot {order.snapshot}: {names}",
+            hint="Restore with the topology file that it was taken with.",
+        )
+    return order.snapshot, dict(outcome.records)
+
+
+def find_epochs_at(snapshots: Snapshots, moment: datetime) -> dict[str, int]:
+    """Return the newest consistent cut at or before a time, computed from the ledgers.
+
+    Raises:
+        ConfigError: a channel cannot be compared.
+        RollbackRefusedError: no consistent cut is left: it reaches back to the floors.
+    """
+    check_channels(snapshots.topology)
+    members = {name: _Past(pipeline) for name, pipeline in snapshots.opened.items()}
+    chains = {
+        one: TableChain(snapshots.topology.members[one.reader], one.source) for one in snapshots.topology.channels
+    }
+    by_ends: dict[tuple[str, str], list[Channel]] = {}
+    for channel in snapshots.topology.channels:
+        by_ends.setdefault((channel.writer, channel.reader), []).append(channel)
+
+    def fits(writer: str, end: int, reader: str, at: int) -> bool:
+        return all(
+            chains[channel].fits(
+                members[reader].entries[at].checkpoint.positions[channel.source],
+                members[writer].version_of(channel.sink, end),
+            )
+            for channel in by_ends[writer, reader]
+        )
+
+    begin: dict[str, int] = {}
+    for name, past in members.items():
+        at = past.at_or_below(find_epoch_at(past.pipeline, moment))
+        if at is None:
+            raise RollbackRefusedError(f"{name} has no epoch by {moment.isoformat()} that it can still go back to")
+        begin[name] = at
+    found = lower_cut(begin, by_ends, fits, lambda name, epoch: members[name].at_or_below(epoch - 1))
+    if found is None:
+        raise RollbackRefusedError(
+            f"no consistent cut by {moment.isoformat()} is left: it reaches back to the floors",
+            hint="checkpoint.rollback_window sets how far back; or restore a snapshot: firnline topology list",
+        )
+    return found
+
+
+class _Past:
+    """The epochs that a member can go back to."""
+
+    def __init__(self, pipeline: OpenPipeline) -> None:
+        self.pipeline = pipeline
+        head = pipeline.deciding.load_committed()
+        floor = head.checkpoint.floor if head.checkpoint is not None else 0
+        self.entries: dict[int, LedgerEntry] = {}
+        for entry, _ in pipeline.ledger.entries(head.entry):
+            if entry.epoch < max(floor, 1) or entry.kind == "baseline":
+                break
+            self.entries[entry.epoch] = entry
+        for sink in find_tables(pipeline):
+            sink.load_committed()  # `version_of` reads the version of the handle
+        self._versions: dict[tuple[str, int], int | None] = {}
+
+    def at_or_below(self, epoch: int) -> int | None:
+        """Return the newest epoch at or below one that every table can go back to."""
+        for one in sorted((known for known in self.entries if known <= epoch), reverse=True):
+            if all(
+                self._find(sink.name, one) is not None for sink in find_tables(self.pipeline) if sink.name != JOURNAL
+            ):
+                return one
+        return None
+
+    def version_of(self, sink: str, epoch: int) -> int:
+        found = self._find(sink, epoch)
+        assert found is not None
+        return found
+
+    def _find(self, sink: str, epoch: int) -> int | None:
+        if (sink, epoch) not in self._versions:
+            try:
+                self._versions[sink, epoch] = self.pipeline.sink(sink).version_of(epoch)
+            except RollbackRefusedError:
+                self._versions[sink, epoch] = None
+        return self._versions[sink, epoch]
+
+
+# -- planning -----------------------------------------------------------------------------------------
+
+
+def plan_restore(snapshots: Snapshots, order: RestoreOrder) -> dict[str, RollbackPlan]:
+    """Return what a restore does to each member. Read-only. Obstacles are in the plans."""
+    return {name: _rollback(snapshots.opened[name], order, name).plan() for name in sorted(order.epochs)}
+
+
+def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollback:
+    leave = [sink.name for sink in pipeline.sinks[1:] if sink.name in order.leave]
+    return Rollback(pipeline, order.epochs[name], accept=order.accept, leave=leave, restore=order.restore)
+
+
+def find_unfinished(home: TopologyHome) -> RestoreOrder | None:
+    """Return the restore that was begun and has not ended."""
+    return next((order for order in home.load_restores() if not home.is_released(order.restore)), None)
+
+
+def find_or_order(
+    snapshots: Snapshots,
+    target: str,
+    epochs: Mapping[str, int],
+    clock: Clock,
+    ids: Ids,
+    *,
+    leave: Collection[str] = (),
+    accept: Collection[str] = (),
+) -> RestoreOrder:
+    """Return the order of a restore to a target: the one that was begun, or a new one that is not written yet.
+
+    Raises:
+        ConfigError: a restore to another target has begun and not ended.
+    """
+    begun = find_unfinished(snapshots.home)
+    if begun is None:
+        return RestoreOrder(ids.new(), target, clock.now().isoformat(), dict(epochs), tuple(leave), tuple(accept))
+    if begun.target != target:
+        raise ConfigError(
+            f"restore {begun.restore} to {begun.target} has begun, and not ended",
+            hint=f"Finish it first: firnline topology restore {begun.target} --yes",
+        )
+    return begun
+
+
+# -- performing ---------------------------------------------------------------------------------------
+
+
+def perform_restore(
+    snapshots: Snapshots, order: RestoreOrder, run: str, clock: Clock, say: Callable[[str], None]
+) -> RestoreResult:
+    """Restore every member, or none. Repeatable: it goes on where a killed one ended.
+
+    Raises:
+        FirnlineError: a member cannot be reached or, after the decision, cannot go back. The holds stay; the same
+            command goes on.
+    """
+    home = snapshots.home
+    with contextlib.suppress(FileExistsError):
+        home.put_restore(order)
+    performing = _Performing(snapshots, order, run, say)
+    decided = home.find_decision(order.restore)
+    state = RestoreState(tuple(sorted(order.epochs)), decision=decided[0] if decided is not None else None)
+    reason = decided[1] if decided is not None else ""
+    while (step := next_step(state)) is not None:
+        match step:
+            case decide.Hold(name):
+                foreign = performing.hold(name)
+                state = replace(state, held=state.held | {name}, foreign=name if foreign else "")
+            case decide.Check():
+                state = replace(state, problem=performing.check())
+            case decide.Decide(decision, words):
+                reason = words
+                state = replace(state, decision=home.decide_restore(order.restore, decision, words))
+                say(f"decided: {state.decision.value}{f' ({words})' if words else ''}" if state.decision else "")
+            case decide.Jump(name):
+                performing.jump(name)
+                state = replace(state, jumped=state.jumped | {name})
+            case decide.Release():
+                home.release(order.restore, clock.now().isoformat())
+                state = replace(state, released=True)
+    performing.clean_up()
+    assert state.decision is not None
+    return RestoreResult(order, state.decision, reason, performing.epochs)
+
+
+class _Performing:
+    def __init__(self, snapshots: Snapshots, order: RestoreOrder, run: str, say: Callable[[str], None]) -> None:
+        self._home = snapshots.home
+        self._members = {name: open_pipeline(snapshots.topology.members[name]) for name in order.epochs}
+        self._order = order
+        self._run = run
+        self._say = say
+        self.epochs: dict[str, int] = {}
+
+    def hold(self, name: str) -> bool:
+        """Hold a member and claim it. Returns whether another restore holds it."""
+        pipeline = self._members[name]
+        wanted = Hold(self._order.restore, self._home.name, self._home.root)
+        put_hold(pipeline.storage, name, wanted)
+        holds = find_holds(pipeline.storage, name, pipeline.options.home.storage_options)
+        if any(hold.restore != self._order.restore for hold in holds):
+            return True
+        pipeline.deciding.claim(self._run)
+        self._say(f"{name} is held")
+        return False
+
+    def check(self) -> str:
+        """Check every member under its claim. Returns what stands against the restore."""
+        problems = []
+        for name, pipeline in self._members.items():
+            try:
+                _rollback(pipeline, self._order, name).plan().check()
+            except FirnlineError as error:
+                problems.append(f"{name}: {error.message}")
+        return "; ".join(problems)
+
+    def jump(self, name: str) -> None:
+        """Take a member to its epoch, in every sink; one that was taken there before only catches up."""
+        pipeline = self._members[name]
+        head = pipeline.deciding.load_committed()
+        done = head.entry is not None and pipeline.ledger.load(head.entry).edit.get("restore") == self._order.restore
+        if not done:
+            _, receipt = _rollback(pipeline, self._order, name).perform(self._run, self._say)
+            self.epochs[name] = receipt.epoch
+        else:
+            self.epochs[name] = head.epoch
+        self._bring_in_sync(pipeline)
+
+    def _bring_in_sync(self, pipeline: OpenPipeline) -> None:
+        """Apply the jump to every other table: a kill or an outage may have come between."""
+        epoch = self.epochs[pipeline.options.name]
+        behind = [sink for sink in find_tables(pipeline)[1:] if sink.read_fence().epoch < epoch]
+        if not behind:
+            return
+        held = pipeline.deciding.claim(self._run)
+        check_hold(pipeline, self._order.restore)
+        away = find_away(held.checkpoint, pipeline.options.followers)
+        for sink in behind:
+            if sink.name not in away and join(pipeline, sink, self._run, held.generation, held) < epoch:
+                raise SinkError(f"{sink.name} does not hold epoch {epoch} of {pipeline.options.name!r} yet")
+
+    def clean_up(self) -> None:
+        """Delete the holds, which count no longer. One that is left behind is ignored."""
+        for name, pipeline in self._members.items():
+            with contextlib.suppress(OSError):
+                delete_hold(pipeline.storage, name, self._order.restore)

@@ -1,0 +1,447 @@
+"""Snapshots of a topology: order, watch, complete or abort, drop.
+
+In this order:
+1. Open pins in every table: everything from its readers' positions on stays.
+2. Write the order.
+3. Ask every member. Runs record the snapshot by themselves.
+4. When every member has its record and every channel holds the marker: check every channel, narrow the pins, write the
+   one outcome. Anybody may do that, at any time.
+A kill at any point leaves an open snapshot, which the next command completes or aborts; or pins and requests that
+nobody needs, which the next order deletes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+
+from firnline.checkpoint.codec import canonical, checksum, parse, unseal
+from firnline.checkpoint.ledger import LedgerEntry, edit_name
+from firnline.errors import ConfigError, DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
+from firnline.history.state import snapshots_of
+from firnline.history.topology.channels import TableChain, channels_from, check_channels, reached_version
+from firnline.history.topology.graph import Topology
+from firnline.maintenance.log_names import file_retention
+from firnline.maintenance.survey import open_table
+from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from firnline.sinks.base import Head, Sink
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.table import find_interval
+from firnline.storage import normalise
+from firnline.topology.decide import MemberFacts, Outcome, judge
+from firnline.topology.records import (
+    Marker,
+    MemberOrder,
+    Order,
+    SnapshotOutcome,
+    TopologyHome,
+    ask,
+    delete_pin,
+    load_asked,
+    put_pin,
+    stop_asking,
+)
+from firnline.types import Clock, Ids, Json
+
+LOG_RETENTION = timedelta(days=30)  # of a table that does not say it
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """What one member has done for a snapshot."""
+
+    facts: MemberFacts
+    entry: LedgerEntry | None = None  # of its record
+    recorded_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotView:
+    """One snapshot, with the fields that Flink gives a checkpoint."""
+
+    id: str
+    status: str  # in_progress, completed, failed, dropped
+    trigger_timestamp: str
+    latest_ack_timestamp: str | None
+    end_to_end_duration_ms: int | None
+    num_members: int
+    num_acknowledged: int
+    state_size_bytes: int
+    restorable_until: str | None
+    reason: str
+    members: list[dict[str, Json]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Json]:
+        return asdict(self)
+
+
+class Snapshots:
+    """The snapshots of one topology."""
+
+    def __init__(self, topology: Topology, home: TopologyHome, clock: Clock, ids: Ids) -> None:
+        self.topology = topology
+        self.home = home
+        self._clock = clock
+        self._ids = ids
+        self.opened = {name: open_pipeline(options) for name, options in topology.members.items()}
+
+    # -- order ----------------------------------------------------------------------------------------
+
+    def order(self, timeout: timedelta) -> Order:
+        """Order a snapshot: pins, then the order, then every member is asked.
+
+        Raises:
+            ConfigError: a channel has no markers or several writers, or a member has no epoch yet.
+        """
+        check_channels(self.topology)
+        self._tidy()
+        heads = {name: pipeline.deciding.load_committed() for name, pipeline in self.opened.items()}
+        fresh = sorted(name for name, head in heads.items() if head.checkpoint is None)
+        if fresh:
+            raise ConfigError(
+                f"{', '.join(fresh)} has committed nothing yet, so there is nothing to record",
+                hint="Run it once first, or leave it out of the topology.",
+            )
+        now = self._clock.now()
+        order = Order(
+            snapshot=self._ids.new(),
+            topology=self.home.name,
+            created_at=now.isoformat(),
+            expires_at=(now + timeout).isoformat(),
+            members={
+                name: MemberOrder(
+                    head.epoch, head.attempt, fingerprint_of(self.topology.members[name]), tuple(self._tables_of(name))
+                )
+                for name, head in heads.items()
+            },
+            channels=tuple(channel.to_json() for channel in self.topology.channels),
+        )
+        for name, pipeline in self.opened.items():
+            for sink in find_tables(pipeline):
+                self._open_pin(order.snapshot, name, sink, heads)
+        self.home.put_order(order)
+        self._ask_missing(order, {name: MemberRecord(MemberFacts()) for name in order.members})
+        return order
+
+    def _ask_missing(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
+        """Ask the members that have no record; a killed command may not have asked them."""
+        for name, record in records.items():
+            storage = self.opened[name].storage
+            if record.facts.record is None and order.snapshot not in {
+                one.snapshot for one in load_asked(storage, name)
+            }:
+                ask(storage, name, self._marker(order))
+
+    def _marker(self, order: Order) -> Marker:
+        return Marker(order.snapshot, order.topology, self.home.root, tuple(sorted(order.members)))
+
+    def _tables_of(self, name: str) -> list[str]:
+        return [str(sink.uri) for sink in find_tables(self.opened[name])]
+
+    def _open_pin(self, snapshot: str, name: str, sink: Sink, heads: Mapping[str, Head]) -> None:
+        """Keep everything of a table from its readers' positions on, or from now on if nobody reads it."""
+        fence = sink.read_fence()
+        if not fence.exists or sink.storage is None:
+            return
+        since = fence.version
+        for channel in channels_from(self.topology, name, sink.name):
+            checkpoint = heads[channel.reader].checkpoint
+            if checkpoint is not None and channel.source in checkpoint.positions:
+                since = min(since, reached_version(checkpoint.positions[channel.source]))
+        put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=max(since, -1), versions=[])
+
+    def _tidy(self) -> None:
+        """Delete what a killed command left: pins of snapshots that nobody keeps, requests of those that have ended."""
+        for name, pipeline in self.opened.items():
+            for marker in load_asked(pipeline.storage, name):
+                is_ours = (marker.topology, marker.home) == (self.home.name, self.home.root)
+                if is_ours and self.home.find_outcome(marker.snapshot) is not None:
+                    stop_asking(pipeline.storage, name, marker.snapshot)
+            for sink in find_tables(pipeline):
+                for snapshot in self._find_pins(sink):
+                    if not self._is_kept(snapshot) and sink.storage is not None:
+                        delete_pin(sink.storage, snapshot)
+
+    def _is_kept(self, snapshot: str) -> bool:
+        """Return whether a snapshot was ordered, and neither aborted nor dropped."""
+        if self.home.find_order(snapshot) is None or self.home.is_dropped(snapshot):
+            return False
+        outcome = self.home.find_outcome(snapshot)
+        return outcome is None or outcome.status == "committed"
+
+    def _find_pins(self, sink: Sink) -> Iterator[str]:
+        if sink.storage is None:
+            return
+        for stat in list(sink.storage.list(PINS)):
+            name = stat.name.rsplit("/", 1)[-1]
+            if not name.startswith(TOPOLOGY_PIN):
+                continue
+            with contextlib.suppress(DamagedError, FileNotFoundError):
+                pin = unseal(parse(sink.storage.get(f"{PINS}/{name}"), name), name)
+                if (pin.get("topology"), pin.get("home")) == (self.home.name, self.home.root):
+                    yield str(pin["snapshot"])
+
+    # -- complete -------------------------------------------------------------------------------------
+
+    def settle(self, order: Order) -> tuple[Outcome, str]:
+        """Complete or abort a snapshot if that is due. Returns what becomes of it, and why, or who is missing."""
+        written = self.home.find_outcome(order.snapshot)
+        if written is not None:
+            self._clean_up(order, written)
+            return (Outcome.COMMIT if written.status == "committed" else Outcome.ABORT), written.reason
+        records = self.read_records(order)
+        complete = all(one.facts.record is not None and one.facts.held for one in records.values())
+        misfits = self._find_misfits(records) if complete else []
+        expired = self._clock.now() >= datetime.fromisoformat(order.expires_at)
+        outcome, reason = judge({n: one.facts for n, one in records.items()}, misfits, expired=expired)
+        if outcome is Outcome.WAIT:
+            self._ask_missing(order, records)
+            return outcome, reason
+        if outcome is Outcome.COMMIT:
+            self._narrow_pins(order, records)
+        made = self.home.put_outcome(order.snapshot, self._make_outcome(outcome, reason, records))
+        self._clean_up(order, made)
+        return (Outcome.COMMIT if made.status == "committed" else Outcome.ABORT), made.reason
+
+    def abort(self, order: Order, reason: str) -> None:
+        """Abort a snapshot that has no outcome."""
+        outcome = SnapshotOutcome("aborted", self._clock.now().isoformat(), reason)
+        self._clean_up(order, self.home.put_outcome(order.snapshot, outcome))
+
+    def _make_outcome(self, outcome: Outcome, reason: str, records: Mapping[str, MemberRecord]) -> SnapshotOutcome:
+        now = self._clock.now()
+        if outcome is Outcome.ABORT:
+            return SnapshotOutcome("aborted", now.isoformat(), reason)
+        epochs = {name: one.entry.epoch for name, one in records.items() if one.entry is not None}
+        return SnapshotOutcome(
+            status="committed",
+            at=now.isoformat(),
+            records=epochs,
+            restorable_until=(now + self._find_retention()).isoformat(),
+            facts={
+                "recorded_at": {name: one.recorded_at for name, one in records.items()},
+                "state_size_bytes": {
+                    name: sum(state.size_bytes for state in snapshots_of(one.entry.checkpoint))
+                    for name, one in records.items()
+                    if one.entry is not None
+                },
+            },
+        )
+
+    def read_records(self, order: Order) -> dict[str, MemberRecord]:
+        """Read what every member has done, from its deciding sink and its ledger."""
+        return {name: self._read_record(order, name) for name in order.members}
+
+    def _read_record(self, order: Order, name: str) -> MemberRecord:
+        ordered, pipeline = order.members[name], self.opened.get(name)
+        if pipeline is None:
+            return MemberRecord(MemberFacts(trouble="it is no longer a member"))
+        if fingerprint_of(pipeline.options) != ordered.spec:
+            return MemberRecord(MemberFacts(trouble="its spec has changed since the order"))
+        head = pipeline.deciding.load_committed()
+        if head.checkpoint is None:
+            return MemberRecord(MemberFacts(trouble="its history is gone"))
+        known = head.checkpoint.topology.get(order.snapshot)
+        record: LedgerEntry | None = None
+        try:
+            for entry, _ in pipeline.ledger.entries(head.entry):
+                if entry.epoch == ordered.epoch and entry.checkpoint.attempt != ordered.attempt:
+                    return MemberRecord(MemberFacts(trouble=f"epoch {entry.epoch} was undone since the order"))
+                if entry.epoch <= ordered.epoch:
+                    break
+                if entry.is_history_edit:
+                    words = f"a {edit_name(entry.kind)} since the order, epoch {entry.epoch}"
+                    return MemberRecord(MemberFacts(trouble=words))
+                if known is not None and entry.epoch == int(known["epoch"]):
+                    record = entry
+        except LedgerHoleError as error:
+            return MemberRecord(MemberFacts(trouble=error.message))
+        if record is None:
+            return MemberRecord(MemberFacts())
+        held = all(sink.read_fence().epoch >= record.epoch for sink in find_tables(pipeline))
+        made_at = record.checkpoint.created_at
+        return MemberRecord(MemberFacts(record.epoch, held), record, made_at)
+
+    def _find_misfits(self, records: Mapping[str, MemberRecord]) -> list[str]:
+        """Return the channels whose reader has read more than the record of the writer has."""
+        found = []
+        for channel in self.topology.channels:
+            writer, reader = records[channel.writer].entry, records[channel.reader].entry
+            assert writer is not None
+            assert reader is not None
+            try:
+                version = self.opened[channel.writer].sink(channel.sink).version_of(writer.epoch)
+                chain = TableChain(self.topology.members[channel.reader], channel.source)
+                fits = chain.fits(reader.checkpoint.positions[channel.source], version)
+            except RollbackRefusedError as error:
+                found.append(f"{channel.place} ({error.message})")
+                continue
+            if not fits:
+                found.append(f"{channel.place} ({channel.writer} to {channel.reader})")
+        return found
+
+    def _narrow_pins(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
+        """Keep only what a restore needs: the version of the record, and what its readers have yet to read."""
+        for name, pipeline in self.opened.items():
+            entry = records[name].entry
+            assert entry is not None
+            for sink in find_tables(pipeline):
+                if sink.storage is None or not sink.read_fence().exists:
+                    continue
+                versions: list[int] = []
+                files: set[str] = set()
+                if sink.name != JOURNAL:
+                    versions = [sink.version_of(entry.epoch)]
+                    for channel in channels_from(self.topology, name, sink.name):
+                        reader = records[channel.reader].entry
+                        assert reader is not None
+                        chain = TableChain(self.topology.members[channel.reader], channel.source)
+                        files.update(chain.files_between(reader.checkpoint.positions[channel.source], versions[0]))
+                facts = {"topology": self.home.name, "home": self.home.root, "epoch": entry.epoch}
+                put_pin(sink.storage, order.snapshot, **facts, versions=versions, files=sorted(files))
+
+    def _find_retention(self) -> timedelta:
+        """Return the shortest time for which tables keep old files and versions if somebody else cleans them up."""
+        found = [LOG_RETENTION]
+        for options in self.topology.members.values():
+            for sink in options.sinks:
+                if isinstance(sink, DeltaSinkOptions):
+                    with contextlib.suppress(ConfigError, SinkError):
+                        _, table = open_table(sink.table, dict(sink.storage_options))
+                        found += [file_retention(table), find_interval(table, _LOG_RETENTION) or LOG_RETENTION]
+        return min(found)
+
+    def _clean_up(self, order: Order, outcome: SnapshotOutcome) -> None:
+        """Delete requests and, after an abort, pins. Repeated by every command; what cannot be reached is left."""
+        for name in order.members:
+            pipeline = self.opened.get(name)
+            if pipeline is None:
+                continue
+            with contextlib.suppress(OSError):
+                stop_asking(pipeline.storage, name, order.snapshot)
+                if outcome.status == "aborted":
+                    self._delete_pins(pipeline, order.snapshot)
+
+    def _delete_pins(self, pipeline: OpenPipeline, snapshot: str) -> None:
+        for sink in find_tables(pipeline):
+            if sink.storage is not None:
+                delete_pin(sink.storage, snapshot)
+
+    # -- drop -----------------------------------------------------------------------------------------
+
+    def drop(self, snapshot: str) -> None:
+        """Keep a snapshot no longer: members let their floors rise, and the pins go.
+
+        Raises:
+            ConfigError: there is no such snapshot, or it is still open.
+        """
+        order = self.get_order(snapshot)
+        if self.home.find_outcome(order.snapshot) is None:
+            self.abort(order, "dropped before it was complete")
+        self.home.put_dropped(order.snapshot, self._clock.now().isoformat())
+        for name in order.members:
+            if name in self.opened:
+                self._delete_pins(self.opened[name], order.snapshot)
+
+    def keep(self, count: int) -> list[str]:
+        """Drop all but the newest completed snapshots. Returns the dropped ones."""
+        complete = []
+        for order in self.home.load_orders():
+            outcome = self.home.find_outcome(order.snapshot)
+            if outcome is not None and outcome.status == "committed" and not self.home.is_dropped(order.snapshot):
+                complete.append(order.snapshot)
+        for snapshot in (old := complete[:-count]):
+            self.drop(snapshot)
+        return old
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def get_order(self, snapshot: str) -> Order:
+        """Return an order by its id, or by the beginning of it. Raises ConfigError if there is none."""
+        found = [order for order in self.home.load_orders() if order.snapshot.startswith(snapshot)]
+        if len(found) != 1:
+            words = "no snapshot begins" if not found else f"{len(found)} snapshots begin"
+            raise ConfigError(f"{words} with {snapshot!r}", hint="firnline topology list")
+        return found[0]
+
+    def find_open(self) -> list[Order]:
+        """Return the orders without an outcome, oldest first."""
+        return [order for order in self.home.load_orders() if self.home.find_outcome(order.snapshot) is None]
+
+    def list(self) -> list[SnapshotView]:
+        """Return all snapshots, newest first. Read-only."""
+        return [self._view(order) for order in reversed(self.home.load_orders())]
+
+    def _view(self, order: Order) -> SnapshotView:
+        outcome = self.home.find_outcome(order.snapshot)
+        status = "in_progress" if outcome is None else "completed" if outcome.status == "committed" else "failed"
+        if outcome is not None and status == "completed" and self.home.is_dropped(order.snapshot):
+            status = "dropped"
+        members: list[dict[str, Json]] = []
+        if outcome is None:
+            for name, one in self._read_all(order).items():
+                facts = {"epoch": one.facts.record, "recorded_at": one.recorded_at, "trouble": one.facts.trouble}
+                members.append({"name": name, **facts, "in_channels": one.facts.held})
+        else:
+            times: Mapping[str, Json] = outcome.facts.get("recorded_at", {})
+            for name in order.members:
+                facts = {"epoch": outcome.records.get(name), "recorded_at": times.get(name), "trouble": ""}
+                members.append({"name": name, **facts, "in_channels": name in outcome.records})
+        begun = datetime.fromisoformat(order.created_at)
+        for member in members:
+            at = member["recorded_at"]
+            took = datetime.fromisoformat(at) - begun if at else None
+            member["duration_ms"] = round(took.total_seconds() * 1000) if took is not None else None
+        acknowledged = [member for member in members if member["epoch"] is not None]
+        ended = datetime.fromisoformat(outcome.at) - begun if outcome is not None else None
+        sizes: Mapping[str, Json] = outcome.facts.get("state_size_bytes", {}) if outcome is not None else {}
+        return SnapshotView(
+            id=order.snapshot,
+            status=status,
+            trigger_timestamp=order.created_at,
+            latest_ack_timestamp=max((str(member["recorded_at"]) for member in acknowledged), default=None),
+            end_to_end_duration_ms=round(ended.total_seconds() * 1000) if ended is not None else None,
+            num_members=len(order.members),
+            num_acknowledged=len(acknowledged),
+            state_size_bytes=sum(int(size) for size in sizes.values()),
+            restorable_until=outcome.restorable_until if outcome is not None else None,
+            reason=outcome.reason if outcome is not None else "",
+            members=members,
+        )
+
+    def _read_all(self, order: Order) -> dict[str, MemberRecord]:
+        found = {}
+        for name in order.members:
+            try:
+                found[name] = self._read_record(order, name)
+            except (FirnlineError, OSError) as error:
+                found[name] = MemberRecord(MemberFacts(trouble=str(error)))
+        return found
+
+
+_LOG_RETENTION = "delta.logRetentionDuration"
+
+
+def find_tables(pipeline: OpenPipeline) -> list[Sink]:
+    """Return the sinks of a pipeline that are Delta tables or its journal."""
+    kinds = {one.name: one for one in pipeline.options.ordered_sinks}
+    return [sink for sink in pipeline.sinks if isinstance(kinds[sink.name], DeltaSinkOptions)]
+
+
+def fingerprint_of(options: PipelineOptions) -> str:
+    """Return a fingerprint of what a pipeline reads, does and writes; without secrets."""
+    body = {
+        "sources": {source.name: [source.type, source.location] for source in options.sources},
+        "operators": [[operator.name, operator.type, operator.settings] for operator in options.operators],
+        "sinks": {sink.name: [sink.type, normalise_place(sink.location), sink.write] for sink in options.sinks},
+    }
+    return checksum(canonical(body))[:16]
+
+
+def normalise_place(location: str) -> str:
+    """Return a location without a trailing slash, so that a spelling is no change."""
+    return normalise(location) if "://" not in location else location.rstrip("/")

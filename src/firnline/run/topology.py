@@ -1,0 +1,91 @@
+"""A run's part in a topology: which snapshots its next epoch records, where its slices must end, and whether a restore
+holds it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from firnline.errors import FencedError
+from firnline.run.open_pipeline import OpenPipeline
+from firnline.storage import Storage
+from firnline.topology import decide
+from firnline.topology.records import Marker, Outcomes, find_holds, held_records, load_asked
+from firnline.types import Clock, Json
+
+logger = logging.getLogger(__name__)
+
+
+def check_hold(pipeline: OpenPipeline, restore: str = "") -> None:
+    """Stop under a claim if a restore of a topology holds the pipeline; `restore` is the one that acts now.
+
+    Raises:
+        FencedError: a restore holds it.
+    """
+    options = pipeline.options
+    holds = find_holds(pipeline.storage, options.name, options.home.storage_options)
+    hold = next((one for one in holds if one.restore != restore), None)
+    if hold is not None:
+        raise FencedError(
+            f"restore {hold.restore} of topology {hold.topology!r} holds pipeline {options.name!r}",
+            hint="Let it finish: repeat the `firnline topology restore` command that began it.",
+            restore=hold.restore,
+        )
+
+
+LOOK_SECONDS = 5.0  # between two looks at the outcomes of snapshots whose records hold the floor
+
+
+@dataclass(slots=True)
+class Taking:
+    """The snapshots of one plan: `asked` are those that the member was asked to record, and has not."""
+
+    me: str
+    recorded: Mapping[str, Json]
+    asked: list[Marker]
+    outcomes: Outcomes
+
+    def stops_at(self, marker: Marker) -> bool:
+        """Return whether a slice ends at this marker, which it reaches."""
+        is_new = marker.snapshot not in self.recorded and self.me in marker.members
+        closed = is_new and self.outcomes.find(marker) is not None
+        return decide.is_barrier(marker.snapshot, marker.members, self.me, self.recorded, closed=closed)
+
+    def choose(self, reached: Iterable[Marker]) -> list[Marker]:
+        """Return the markers of the epoch: of the snapshots asked for, and of those that its slices reach."""
+        markers = {marker.snapshot: marker for marker in (*self.asked, *reached)}
+        chosen = decide.choose_records(
+            (marker.snapshot for marker in self.asked), (marker.snapshot for marker in reached), self.recorded
+        )
+        return [markers[name] for name in chosen]
+
+
+class TopologySnapshots:
+    """The requests in the home of one pipeline, and what became of the snapshots that it has recorded."""
+
+    def __init__(self, storage: Storage, pipeline: str, storage_options: Mapping[str, str], clock: Clock) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._outcomes = Outcomes(storage_options)
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._released: set[str] = set()
+
+    def look(self, recorded: Mapping[str, Json]) -> Taking:
+        """Read the requests. `recorded` is what the base of the plan remembers."""
+        asked = [
+            marker
+            for marker in load_asked(self._storage, self._pipeline)
+            if marker.snapshot not in recorded and self._outcomes.find(marker) is None
+        ]
+        return Taking(self._pipeline, recorded, asked, self._outcomes)
+
+    def find_released(self, recorded: Mapping[str, Json]) -> set[str]:
+        """Return the snapshots that no longer hold the floor; looks at their outcomes now and then."""
+        now = self._clock.monotonic()
+        held = held_records(recorded)
+        if held and now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self._released |= {name for name in held if self._outcomes.is_released(name, recorded[name])}
+        return self._released & set(recorded)

@@ -1,0 +1,1 @@
+"""Access to the service: tokens, sessions of browsers, roles, and the guard that every request passes."""

@@ -1,0 +1,1 @@
+"""What a run tells other systems: traces (OpenTelemetry) and lineage (OpenLineage). Neither can hold up a run."""

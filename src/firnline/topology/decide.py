@@ -1,0 +1,191 @@
+"""The decisions of a topology's snapshots and restores. Pure: nothing here does I/O or reads a clock.
+
+A snapshot S is one epoch of each member, its record m. The rules, which the search under `tests/` explores with
+crashes, overlapping snapshots, rollbacks and restores:
+
+1. Pins first, then the order, then every member is asked.
+2. A member records S in its next epoch, or in the epoch that reaches the first marker of S, whichever comes first. The
+   commit of m is the marker in every channel; m itself lies before the cut.
+3. No slice of any source goes beyond a marker of a snapshot that the member has not recorded. A unit with a marker is
+   the last one of its Delta commit.
+4. The checkpoint remembers the snapshots that it has recorded, also after a history edit. The floor stays at or below
+   the records until the snapshot is aborted or dropped.
+5. S is complete when every member has recorded it, every channel's sink holds the marker, and every channel fits. One
+   outcome, committed or aborted, is written once.
+
+A restore R holds every pipeline, checks, decides once, takes each pipeline to its record, and then releases all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+# -- a member -----------------------------------------------------------------------------------------
+
+
+def is_barrier(snapshot: str, members: Collection[str], me: str, recorded: Collection[str], *, closed: bool) -> bool:
+    """Return whether a slice of the pipeline `me` must end at a marker: it has not recorded an open snapshot."""
+    return me in members and snapshot not in recorded and not closed
+
+
+def choose_records(asked: Iterable[str], reached: Iterable[str], recorded: Collection[str]) -> list[str]:
+    """Return the snapshots that the next epoch records: those asked for, and those whose marker its slice reaches."""
+    return [one for one in dict.fromkeys([*asked, *reached]) if one not in recorded]
+
+
+def limit_floor(oldest: int, records: Iterable[int]) -> int:
+    """Return the floor that keeps the records of every snapshot that is neither aborted nor dropped."""
+    return min([oldest, *records])
+
+
+def count_until_marker(has_marker: Sequence[bool]) -> int:
+    """Return how many units one Delta commit takes: up to and including the first that has a marker."""
+    return next((number + 1 for number, marker in enumerate(has_marker) if marker), len(has_marker))
+
+
+# -- completing a snapshot ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """What is known of one member of a snapshot that has no outcome yet."""
+
+    record: int | None = None  # its epoch m on the true chain
+    held: bool = False  # every sink that is a channel holds m
+    trouble: str = ""  # a history edit since the order, another spec, a sink that was set aside
+
+
+class Outcome(Enum):
+    """What becomes of a snapshot."""
+
+    WAIT = "wait"
+    COMMIT = "commit"
+    ABORT = "abort"
+
+
+def judge(
+    members: Mapping[str, MemberFacts], misfits: Iterable[str], *, expired: bool, written: Outcome | None = None
+) -> tuple[Outcome, str]:
+    """Return what becomes of a snapshot, and why.
+
+    `misfits` are the channels that do not fit, once every member has its record: the reader's position lies beyond the
+    end of the writer's record, or on an undone version. `written` is the outcome that exists: nothing changes it.
+    """
+    if written is not None:
+        return written, ""
+    trouble = [f"{name}: {facts.trouble}" for name, facts in sorted(members.items()) if facts.trouble]
+    if trouble:
+        return Outcome.ABORT, "; ".join(trouble)
+    missing = sorted(name for name, facts in members.items() if facts.record is None or not facts.held)
+    if missing:
+        if expired:
+            return Outcome.ABORT, f"the time limit has passed, and these have no record: {', '.join(missing)}"
+        return Outcome.WAIT, ", ".join(missing)
+    wrong = sorted(misfits)
+    if wrong:
+        return Outcome.ABORT, f"the reader is beyond the record of the writer: {', '.join(wrong)}"
+    return Outcome.COMMIT, ""
+
+
+def lower_cut(
+    cut: Mapping[str, int],
+    channels: Iterable[tuple[str, str]],
+    fits: Callable[[str, int, str, int], bool],
+    below: Callable[[str, int], int | None],
+) -> dict[str, int] | None:
+    """Return the newest consistent cut at or below `cut`: epochs by member; None if there is none.
+
+    `channels` are pairs of writer and reader; `fits(writer, epoch, reader, epoch)` compares two epochs; `below` returns
+    the epoch before one, or None at the floor. Readers are lowered until every channel fits.
+    """
+    found, ends = dict(cut), list(channels)
+    while True:
+        wrong = next((r for w, r in ends if not fits(w, found[w], r, found[r])), None)
+        if wrong is None:
+            return found
+        lower = below(wrong, found[wrong])
+        if lower is None:
+            return None
+        found[wrong] = lower
+
+
+# -- a restore ----------------------------------------------------------------------------------------
+
+
+class Decision(Enum):
+    """What was decided about a restore; written once."""
+
+    GO = "go"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreState:
+    """What is known of a restore. `members` are in the order in which they are held."""
+
+    members: tuple[str, ...]
+    held: frozenset[str] = frozenset()  # those that have our hold, and a claim under it
+    foreign: str = ""  # a member that another restore holds
+    problem: str | None = None  # why a record cannot be restored; None: not checked yet; empty: all can
+    decision: Decision | None = None
+    jumped: frozenset[str] = frozenset()
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Write the hold into a member's home, then claim the member."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Check every record, file and source under the claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Write the decision, unless one exists."""
+
+    decision: Decision
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Take a member to its record, in one epoch."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Write the outcome: all holds end at once."""
+
+
+RestoreStep = Hold | Check | Decide | Jump | Release
+
+
+def next_step(state: RestoreState) -> RestoreStep | None:
+    """Return the next step of a restore; None if it has ended.
+
+    Before the decision, whatever stands against it withdraws the restore. Afterwards it only goes forward.
+    """
+    if state.released or state.decision is Decision.WITHDRAWN:
+        return None
+    if state.decision is None:
+        if state.foreign:
+            return Decide(Decision.WITHDRAWN, f"another restore holds {state.foreign}")
+        free = next((name for name in state.members if name not in state.held), None)
+        if free is not None:
+            return Hold(free)
+        if state.problem is None:
+            return Check()
+        if state.problem:
+            return Decide(Decision.WITHDRAWN, state.problem)
+        return Decide(Decision.GO)
+    behind = next((name for name in state.members if name not in state.jumped), None)
+    return Jump(behind) if behind is not None else Release()

@@ -1,0 +1,148 @@
+"""Every interleaving of small topologies under the real rules, and planted bugs that the search must catch.
+
+Two invariants hold for every completed snapshot: nothing that a member received before the cut was sent after it, and
+balances plus channel contents are the total. It can be restored as long as it is kept. After a restore, balances plus
+channel contents are the total again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from firnline.sources.delta.chain import Path
+from tests.support.bank import Bank, Broken, Epoch, Graph, Rules, explore
+from tests.support.proof import covered
+
+LONG = bool(os.environ.get("FIRNLINE_PROOF"))
+LIMIT = 400_000 if LONG else 12_000
+CHAIN = ((0, 1),)
+LONGER = ((0, 1), (1, 2))
+TRIANGLE = ((0, 1), (1, 2), (0, 2))
+STAGED = frozenset({0})
+
+GRAPHS = (
+    Graph("chain", 2, CHAIN, epochs=2),
+    Graph("chain of three", 3, LONGER, epochs=1),
+    Graph("fan-out", 3, ((0, 1), (0, 2)), epochs=1, crashes=0),
+    Graph("fan-in", 3, ((0, 2), (1, 2)), epochs=1, crashes=0),
+    Graph("two tables", 2, ((0, 1), (0, 1)), epochs=2, crashes=0),
+    Graph("diamond", 4, ((0, 1), (0, 2), (1, 3), (2, 3)), epochs=1, crashes=0),
+    Graph("triangle", 3, TRIANGLE, epochs=1),
+    Graph("cycle", 2, ((0, 1), (1, 0)), epochs=2),
+    Graph("staged", 2, CHAIN, staged=STAGED, epochs=3),
+    Graph("staged in the middle", 3, LONGER, staged=frozenset({1}), epochs=1, crashes=0),
+    Graph("two epochs in flight", 2, CHAIN, epochs=2, in_flight=2),
+    Graph("two snapshots", 2, CHAIN, epochs=1, snapshots=2),
+    Graph("rollback", 2, CHAIN, epochs=1, rollbacks=1),
+    Graph("two completers", 2, CHAIN, epochs=1, expires=True),
+    Graph("sweeps", 2, CHAIN, epochs=2, sweeps=True, crashes=0),
+    Graph("restore", 2, CHAIN, epochs=2, restores=True, crashes=0),
+    Graph("restore, reader first", 2, ((1, 0),), epochs=2, restores=True, crashes=0),
+    Graph("restore of three", 3, LONGER, epochs=1, restores=True, crashes=0),
+    Graph("restore of a cycle", 2, ((0, 1), (1, 0)), epochs=1, restores=True, crashes=0),
+    Graph("restore with sweeps", 2, CHAIN, epochs=1, restores=True, sweeps=True),
+)
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
+def test_the_rules_hold(graph: Graph) -> None:
+    states, _ = explore(Bank(graph), LIMIT)
+    covered["states of topologies searched"] += states
+
+
+class EpochBefore(Rules):
+    """Records the newest committed epoch, and not the epoch that carries the marker, behind those in flight."""
+
+    def record_epoch(self, epoch: int, committed: int) -> int:
+        return committed
+
+
+class OneSourceCut(Rules):
+    """Ends only the slice of the first source at a marker."""
+
+    def is_barrier(self, snapshot: int, recorded: Iterable[int], channel_index: int, *, closed: bool) -> bool:
+        return channel_index == 0 and super().is_barrier(snapshot, recorded, channel_index, closed=closed)
+
+
+class MarkerInside(Rules):
+    """Commits units behind a marker in the same Delta commit."""
+
+    def units(self, has_marker: Sequence[bool]) -> int:
+        return len(has_marker)
+
+
+class NoHold(Rules):
+    """Claims the members of a restore, and lets other runs claim them again."""
+
+    holds = False
+
+
+class UndoneRead(Rules):
+    """Reads versions in the order of their numbers, also those that were undone."""
+
+    def path(self, epochs: Sequence[Epoch], reader: int, newest: int) -> Path:
+        return Path([], list(range(reader + 1, newest + 1)))
+
+
+class RollbackIgnored(Rules):
+    """Completes a snapshot although a member went back since the order."""
+
+    def trouble(self, text: str) -> str:
+        return ""
+
+
+class NotExclusive(Rules):
+    """Replaces the outcome of another completer."""
+
+    exclusive = False
+
+
+class FloorRises(Rules):
+    """Lets the floor pass the record of a snapshot."""
+
+    def floor(self, oldest: int, records: Iterable[int]) -> int:
+        return oldest
+
+
+class PinLast(Rules):
+    """Pins the tables after the members were asked."""
+
+    pins_first = False
+
+
+class NoBarrier(Rules):
+    """Reads beyond markers."""
+
+    def is_barrier(self, snapshot: int, recorded: Iterable[int], channel_index: int, *, closed: bool) -> bool:
+        return False
+
+
+class OnlyWhenAsked(Rules):
+    """Ends a slice at a marker, and records the snapshot only when it is asked."""
+
+    def choose(self, asked: Sequence[int], reached: Sequence[int], recorded: Iterable[int]) -> list[int]:
+        return super().choose(asked, [], recorded)
+
+
+MUTANTS = (
+    (EpochBefore(), Graph("two epochs in flight", 2, CHAIN, epochs=2, in_flight=2)),
+    (OneSourceCut(), Graph("two tables", 2, ((0, 1), (0, 1)), epochs=2, crashes=0)),
+    (MarkerInside(), Graph("staged", 2, CHAIN, staged=STAGED, epochs=3)),
+    (NoHold(), Graph("reader first", 2, ((1, 0),), epochs=2, restores=True, crashes=0)),
+    (UndoneRead(), Graph("restore", 2, CHAIN, epochs=2, restores=True, crashes=0)),
+    (RollbackIgnored(), Graph("rollback", 2, CHAIN, epochs=1, rollbacks=1)),
+    (NotExclusive(), Graph("two completers", 2, CHAIN, epochs=1, expires=True)),
+    (FloorRises(), Graph("sweeps", 2, CHAIN, epochs=2, sweeps=True, crashes=0)),
+    (PinLast(), Graph("sweeps", 2, CHAIN, epochs=2, sweeps=True, crashes=0)),
+    (NoBarrier(), Graph("chain", 2, CHAIN, epochs=2)),
+    (OnlyWhenAsked(), Graph("chain", 2, CHAIN, epochs=2)),
+)
+
+
+@pytest.mark.parametrize(("rules", "graph"), MUTANTS, ids=lambda one: type(one).__name__ * isinstance(one, Rules))
+def test_a_planted_bug_is_caught(rules: Rules, graph: Graph) -> None:
+    with pytest.raises(Broken):
+        explore(Bank(graph, rules), 400_000)

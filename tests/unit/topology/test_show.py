@@ -1,0 +1,110 @@
+"""`firnline topology show`, on real tables that local runs filled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from firnline.cli.main import run_command
+from firnline.spec.build import load_options
+from tests.support.pipelines import run_to_end
+from tests.support.samples import SampleInput
+
+BRONZE = """\
+name: bronze
+sources: {files: {path: in, min_age_secs: 0}}
+sinks: [{name: bronze, type: delta, table: out/bronze}]
+"""
+SILVER = """\
+name: silver
+sources: {bronze: {type: delta, table: out/bronze}}
+sinks: [{name: silver, type: delta, table: out/silver}]
+"""
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bronze.yml").write_text(BRONZE)
+    (tmp_path / "silver.yml").write_text(SILVER)
+    (tmp_path / "topology.yml").write_text("name: lake\npipelines: [bronze.yml, silver.yml]\n")
+    monkeypatch.chdir(tmp_path)
+    sample = SampleInput(tmp_path / "in")
+    sample.add("a.json", 3)
+    run_to_end(load_options("bronze.yml", environ={}))
+    return tmp_path
+
+
+def show(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = run_command(["topology", "show", *words])
+    return code, capsys.readouterr().out
+
+
+def test_members_channels_and_lag(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = show(capsys, "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert [(m["name"], m["epoch"]) for m in found["members"]] == [("bronze", 1), ("silver", 0)]
+    (channel,) = found["channels"]
+    assert (channel["writer"], channel["reader"], channel["place"]) == ("bronze", "silver", str(lake / "out/bronze"))
+    assert (channel["epoch"], channel["files_behind"]) == (1, 1)
+    run_to_end(load_options("silver.yml", environ={}))
+    (channel,) = json.loads(show(capsys, "bronze.yml", "silver.yml", "--json")[1])["channels"]
+    assert channel["files_behind"] == 0
+    code, text = show(capsys)
+    assert code == 0
+    assert text.startswith("bronze\n`-> silver\n")
+    assert "bronze -> silver" in text
+
+
+def test_several_writers_end_with_exit_code_1(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (lake / "other.yml").write_text(BRONZE.replace("name: bronze\ns", "name: other\ns"))
+    code, text = show(capsys, "bronze.yml", "silver.yml", "other.yml")
+    assert code == 1
+    assert "several writers" in text
+    assert "'bronze' (sink 'bronze') and 'other' (sink 'bronze')" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: lake\npipelines: [none.yml]\n", "none.yml: no such file"),
+        ("name: lake\npipelinez: [bronze.yml]\n", "pipelinez"),
+        ("", "name"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(
+    lake: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    (lake / "topology.yml").write_text(text)
+    assert run_command(["topology", "show"]) == 2
+    message = capsys.readouterr().err
+    assert "topology.yml" in message
+    assert words in message
+
+
+def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_to_end(load_options("silver.yml", environ={}))
+    for name in ("bronze", "silver"):
+        (lake / f"{name}.yml").write_text((lake / f"{name}.yml").read_text() + "spark: {spark.master: 'local[1]'}\n")
+    assert run_command(["topology", "snapshot", "--include-stopped", "--json"]) == 0
+    taken = json.loads(capsys.readouterr().out)
+    assert (taken["status"], taken["num_acknowledged"], taken["num_members"]) == ("completed", 2, 2)
+    assert {member["name"]: member["epoch"] for member in taken["members"]} == {"bronze": 2, "silver": 2}
+    assert taken["restorable_until"] > taken["trigger_timestamp"]
+    SampleInput(lake / "in").add("b.json", 3)
+    for name in ("bronze", "silver"):
+        run_to_end(load_options(f"{name}.yml", environ={}))
+    assert run_command(["topology", "restore", taken["id"][:8], "--dry-run"]) == 0
+    assert "silver" in capsys.readouterr().out
+    assert run_command(["topology", "restore", taken["id"][:8], "--yes", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["done"], done["epochs"]) == (True, {"bronze": 4, "silver": 4})
+    assert run_command(["topology", "list"]) == 0
+    assert "2 of 2" in capsys.readouterr().out
+    assert run_command(["topology", "drop", taken["id"], "--yes", "--json"]) == 0
+    capsys.readouterr()
+    assert run_command(["topology", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "dropped"
+    assert run_command(["topology", "restore", taken["id"], "--yes"]) == 2

@@ -1,0 +1,119 @@
+"""The graph of a topology, derived from the options of its pipelines."""
+
+from __future__ import annotations
+
+import pytest
+
+from firnline.cli.topology import draw
+from firnline.errors import ConfigError
+from firnline.history.topology.graph import make_topology
+from firnline.options import Home, PipelineOptions, SinkOptions, SourceOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions, journal_in
+from firnline.sinks.kafka.options import KafkaSinkOptions
+from firnline.sources.delta.options import DeltaSourceOptions
+from firnline.sources.files.options import FileSourceOptions
+from firnline.sources.kafka.options import KafkaSourceOptions
+
+
+def reads(table: str, name: str = "") -> DeltaSourceOptions:
+    return DeltaSourceOptions(name or table, f"/lake/{table}")
+
+
+def writes(table: str) -> DeltaSinkOptions:
+    return DeltaSinkOptions(table, f"/lake/{table}/")
+
+
+def pipeline(name: str, sources: list[SourceOptions], sinks: list[SinkOptions]) -> PipelineOptions:
+    return PipelineOptions(
+        name, tuple(sources) or (FileSourceOptions("in", "/in"),), tuple(sinks), journal=journal_in(Home(f"/h/{name}"))
+    )
+
+
+def test_a_diamond() -> None:
+    found = make_topology(
+        [
+            pipeline("join", [reads("left"), reads("right")], [writes("end")]),
+            pipeline("right", [reads("start")], [writes("right")]),
+            pipeline("left", [reads("start")], [writes("left")]),
+            pipeline("start", [], [writes("start")]),
+        ]
+    )
+    ends = {(channel.writer, channel.reader, channel.place) for channel in found.channels}
+    assert ends == {
+        ("start", "left", "/lake/start"),
+        ("start", "right", "/lake/start"),
+        ("left", "join", "/lake/left"),
+        ("right", "join", "/lake/right"),
+    }
+    assert (found.cycles, found.conflicts, found.outside) == ((), (), [])
+    assert list(draw(found)) == ["start", "|-> left", "|   `-> join", "`-> right", "    `-> join"]
+
+
+def test_cycles_are_named() -> None:
+    found = make_topology(
+        [
+            pipeline("a", [reads("b")], [writes("a")]),
+            pipeline("b", [reads("a")], [writes("b")]),
+            pipeline("self", [reads("self")], [writes("self")]),
+            pipeline("alone", [], [writes("alone")]),
+        ]
+    )
+    assert found.cycles == (("a", "b"), ("self",))
+    assert found.outside == ["alone"]
+    assert list(draw(found)) == ["alone", "a", "`-> b", "    `-> a (above)", "self", "`-> self (above)"]
+
+
+def test_several_writers_are_no_channel() -> None:
+    found = make_topology(
+        [
+            pipeline("one", [], [writes("t")]),
+            pipeline("two", [], [writes("t")]),
+            pipeline("reader", [reads("t")], [writes("u")]),
+        ]
+    )
+    assert found.channels == ()
+    assert str(found.conflicts[0]) == "/lake/t is written by 'one' (sink 't') and 'two' (sink 't')"
+
+
+def test_a_table_that_two_write_and_nobody_reads_is_no_conflict() -> None:
+    found = make_topology([pipeline("one", [], [writes("t")]), pipeline("two", [], [writes("t")])])
+    assert found.conflicts == ()
+
+
+def test_topics_of_the_same_cluster() -> None:
+    writer = pipeline("writer", [], [KafkaSinkOptions("events", "one:9092,two:9092", "events")])
+    near = pipeline("near", [KafkaSourceOptions("in", "two:9092", topics=("events", "more"))], [writes("t")])
+    far = pipeline("far", [KafkaSourceOptions("in", "three:9092", topics=("events",))], [writes("u")])
+    by_pattern = pipeline("by_pattern", [KafkaSourceOptions("in", "one:9092", pattern="ev.*")], [writes("v")])
+    found = make_topology([writer, near, far, by_pattern])
+    assert {(c.reader, c.kind, c.place) for c in found.channels} == {
+        ("near", "kafka", "events"),
+        ("by_pattern", "kafka", "events"),
+    }
+
+
+def test_topics_and_tables_of_templates() -> None:
+    writer = pipeline(
+        "writer",
+        [],
+        [
+            KafkaSinkOptions("events", "one:9092", "events.{region}"),
+            DeltaPartsOptions("parts", "/lake/parts/{region}"),
+        ],
+    )
+    reader = pipeline(
+        "reader",
+        [
+            KafkaSourceOptions("in", "one:9092", topics=("events.eu", "other")),
+            reads("parts/eu"),
+            reads("parts/eu/deeper"),
+        ],
+        [writes("t")],
+    )
+    found = make_topology([writer, reader]).channels
+    assert {(channel.place, channel.part) for channel in found} == {("events.eu", False), ("/lake/parts/eu", True)}
+
+
+def test_two_pipelines_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the name 'a'"):
+        make_topology([pipeline("a", [], [writes("a")]), pipeline("a", [], [writes("b")])])
