@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from firnline.errors import FencedError
 from firnline.run.open_pipeline import OpenPipeline
@@ -25,8 +25,9 @@ def check_hold(pipeline: OpenPipeline, restore: str = "") -> None:
     """
     options = pipeline.options
     holds = find_holds(pipeline.storage, options.name, options.home.storage_options)
-    hold = next((one for one in holds if one.restore != restore), None)
-    if hold is not None:
+    blocking = decide.find_blocking((hold.restore for hold in holds), restore)
+    if blocking is not None:
+        hold = next(one for one in holds if one.restore == blocking)
         raise FencedError(
             f"restore {hold.restore} of topology {hold.topology!r} holds pipeline {options.name!r}",
             hint="Let it finish: repeat the `firnline topology restore` command that began it.",
@@ -47,7 +48,7 @@ class Taking:
     outcomes: Outcomes
 
     def stops_at(self, marker: Marker) -> bool:
-        """Return whether a slice ends at this marker, which it reaches."""
+        """Return whether the member is still to record a snapshot: a slice ends at its marker."""
         is_new = marker.snapshot not in self.recorded and self.me in marker.members
         closed = is_new and self.outcomes.find(marker) is not None
         return decide.is_barrier(marker.snapshot, marker.members, self.me, self.recorded, closed=closed)
@@ -74,12 +75,9 @@ class TopologySnapshots:
 
     def look(self, recorded: Mapping[str, Json]) -> Taking:
         """Read the requests. `recorded` is what the base of the plan remembers."""
-        asked = [
-            marker
-            for marker in load_asked(self._storage, self._pipeline)
-            if marker.snapshot not in recorded and self._outcomes.find(marker) is None
-        ]
-        return Taking(self._pipeline, recorded, asked, self._outcomes)
+        taking = Taking(self._pipeline, recorded, [], self._outcomes)
+        asked = filter(taking.stops_at, load_asked(self._storage, self._pipeline))
+        return replace(taking, asked=list(asked))
 
     def find_released(self, recorded: Mapping[str, Json]) -> set[str]:
         """Return the snapshots that no longer hold the floor; looks at their outcomes now and then."""

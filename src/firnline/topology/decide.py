@@ -35,6 +35,11 @@ def choose_records(asked: Iterable[str], reached: Iterable[str], recorded: Colle
     return [one for one in dict.fromkeys([*asked, *reached]) if one not in recorded]
 
 
+def is_released(*, aborted: bool, dropped: bool) -> bool:
+    """Return whether the record of a snapshot no longer holds the floor."""
+    return aborted or dropped
+
+
 def limit_floor(oldest: int, records: Iterable[int]) -> int:
     """Return the floor that keeps the records of every snapshot that is neither aborted nor dropped."""
     return min([oldest, *records])
@@ -45,7 +50,88 @@ def count_until_marker(has_marker: Sequence[bool]) -> int:
     return next((number + 1 for number, marker in enumerate(has_marker) if marker), len(has_marker))
 
 
+# -- ordering a snapshot ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """How far the order of a snapshot has come."""
+
+    tables: tuple[str, ...]  # that are to be pinned
+    members: tuple[str, ...]  # that are to be asked
+    pinned: frozenset[str] = frozenset()
+    written: bool = False
+    asked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep everything of a table from `pin_from` on."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """Write the order: from here on the snapshot exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a member to record the snapshot."""
+
+    member: str
+
+
+OrderStep = Pin | WriteOrder | Ask
+
+
+def next_order_step(state: OrderState) -> OrderStep | None:
+    """Return the next step of an order; None if every member was asked. Pins come first: a record needs them."""
+    free = next((table for table in state.tables if table not in state.pinned), None)
+    if free is not None:
+        return Pin(free)
+    if not state.written:
+        return WriteOrder()
+    silent = next((name for name in state.members if name not in state.asked), None)
+    return Ask(silent) if silent is not None else None
+
+
+def pin_from(newest: int, readers: Iterable[int]) -> int:
+    """Return the version from which an open pin keeps everything: that of the slowest reader, or the newest one."""
+    return max(min([newest, *readers]), -1)
+
+
 # -- completing a snapshot ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PastEpoch:
+    """One epoch of a member's true chain."""
+
+    epoch: int
+    attempt: str
+    edit: str = ""  # the kind of history edit that it is, if it is one
+
+
+def find_record(ordered: int, attempt: str, recorded: int | None, chain: Iterable[PastEpoch]) -> tuple[int | None, str]:
+    """Return the record of a member, and what has happened to it since the order that stands against the snapshot.
+
+    `ordered` is its epoch when the snapshot was ordered, with its `attempt`; `recorded` is the record that its newest
+    checkpoint remembers; `chain` is its true chain, newest first. A checkpoint remembers records that a history edit
+    has undone: only one on the chain counts.
+    """
+    found = None
+    for one in chain:
+        if one.epoch == ordered and one.attempt != attempt:
+            return None, f"epoch {one.epoch} was undone since the order"
+        if one.epoch <= ordered:
+            break
+        if one.edit:
+            return None, f"a {one.edit} since the order, epoch {one.epoch}"
+        if one.epoch == recorded:
+            found = one.epoch
+    return found, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +198,14 @@ def lower_cut(
 
 
 # -- a restore ----------------------------------------------------------------------------------------
+
+
+def find_blocking(holds: Iterable[str], mine: str = "") -> str | None:
+    """Return the restore that keeps somebody who has just claimed a member from going on; `mine` is its own restore.
+
+    Asked under the claim: a restore holds first and claims then, so one of the two sees the other.
+    """
+    return next((restore for restore in holds if restore != mine), None)
 
 
 class Decision(Enum):

@@ -32,7 +32,7 @@ from firnline.names import (
     topology_snapshots,
 )
 from firnline.storage import Storage, open_storage
-from firnline.topology.decide import Decision
+from firnline.topology.decide import Decision, is_released
 from firnline.types import Json
 
 KEPT_RELEASED = 64  # snapshots without a hold that a checkpoint remembers
@@ -412,12 +412,11 @@ class Outcomes:
         outcome = self.find(marker)
         if outcome is None:
             return False
-        if outcome.status == "aborted":
-            return True
         try:
-            return self._home(marker.topology, marker.home).is_dropped(snapshot)
+            dropped = self._home(marker.topology, marker.home).is_dropped(snapshot)
         except (OSError, DamagedError):
-            return False
+            dropped = False
+        return is_released(aborted=outcome.status == "aborted", dropped=dropped)
 
     def _home(self, topology: str, home: str) -> TopologyHome:
         return TopologyHome(open_storage(home, self._options), topology)

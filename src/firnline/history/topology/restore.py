@@ -243,7 +243,7 @@ class _Performing:
         wanted = Hold(self._order.restore, self._home.name, self._home.root)
         put_hold(pipeline.storage, name, wanted)
         holds = find_holds(pipeline.storage, name, pipeline.options.home.storage_options)
-        if any(hold.restore != self._order.restore for hold in holds):
+        if decide.find_blocking((hold.restore for hold in holds), self._order.restore) is not None:
             return True
         pipeline.deciding.claim(self._run)
         self._say(f"{name} is held")

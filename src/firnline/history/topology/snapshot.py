@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 
 from firnline.checkpoint.codec import canonical, checksum, parse, unseal
@@ -32,6 +32,7 @@ from firnline.sinks.base import Head, Sink
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.table import find_interval
 from firnline.storage import normalise
+from firnline.topology import decide
 from firnline.topology.decide import MemberFacts, Outcome, judge
 from firnline.topology.records import (
     Marker,
@@ -120,11 +121,23 @@ class Snapshots:
             },
             channels=tuple(channel.to_json() for channel in self.topology.channels),
         )
-        for name, pipeline in self.opened.items():
-            for sink in find_tables(pipeline):
-                self._open_pin(order.snapshot, name, sink, heads)
-        self.home.put_order(order)
-        self._ask_missing(order, {name: MemberRecord(MemberFacts()) for name in order.members})
+        tables = {
+            f"{name}/{sink.name}": (name, sink)
+            for name, pipeline in self.opened.items()
+            for sink in find_tables(pipeline)
+        }
+        state = decide.OrderState(tuple(tables), tuple(order.members))
+        while (step := decide.next_order_step(state)) is not None:
+            match step:
+                case decide.Pin(table):
+                    self._open_pin(order.snapshot, *tables[table], heads)
+                    state = replace(state, pinned=state.pinned | {table})
+                case decide.WriteOrder():
+                    self.home.put_order(order)
+                    state = replace(state, written=True)
+                case decide.Ask(name):
+                    ask(self.opened[name].storage, name, self._marker(order))
+                    state = replace(state, asked=state.asked | {name})
         return order
 
     def _ask_missing(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
@@ -147,12 +160,13 @@ class Snapshots:
         fence = sink.read_fence()
         if not fence.exists or sink.storage is None:
             return
-        since = fence.version
+        readers = []
         for channel in channels_from(self.topology, name, sink.name):
             checkpoint = heads[channel.reader].checkpoint
             if checkpoint is not None and channel.source in checkpoint.positions:
-                since = min(since, reached_version(checkpoint.positions[channel.source]))
-        put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=max(since, -1), versions=[])
+                readers.append(reached_version(checkpoint.positions[channel.source]))
+        since = decide.pin_from(fence.version, readers)
+        put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=since, versions=[])
 
     def _tidy(self) -> None:
         """Delete what a killed command left: pins of snapshots that nobody keeps, requests of those that have ended."""
@@ -246,22 +260,22 @@ class Snapshots:
         if head.checkpoint is None:
             return MemberRecord(MemberFacts(trouble="its history is gone"))
         known = head.checkpoint.topology.get(order.snapshot)
-        record: LedgerEntry | None = None
-        try:
+        entries: dict[int, LedgerEntry] = {}
+
+        def chain() -> Iterator[decide.PastEpoch]:
             for entry, _ in pipeline.ledger.entries(head.entry):
-                if entry.epoch == ordered.epoch and entry.checkpoint.attempt != ordered.attempt:
-                    return MemberRecord(MemberFacts(trouble=f"epoch {entry.epoch} was undone since the order"))
-                if entry.epoch <= ordered.epoch:
-                    break
-                if entry.is_history_edit:
-                    words = f"a {edit_name(entry.kind)} since the order, epoch {entry.epoch}"
-                    return MemberRecord(MemberFacts(trouble=words))
-                if known is not None and entry.epoch == int(known["epoch"]):
-                    record = entry
+                entries[entry.epoch] = entry
+                edit = edit_name(entry.kind) if entry.is_history_edit else ""
+                yield decide.PastEpoch(entry.epoch, entry.checkpoint.attempt, edit)
+
+        recorded = int(known["epoch"]) if known is not None else None
+        try:
+            epoch, trouble = decide.find_record(ordered.epoch, ordered.attempt, recorded, chain())
         except LedgerHoleError as error:
             return MemberRecord(MemberFacts(trouble=error.message))
-        if record is None:
-            return MemberRecord(MemberFacts())
+        if epoch is None:
+            return MemberRecord(MemberFacts(trouble=trouble))
+        record = entries[epoch]
         held = all(sink.read_fence().epoch >= record.epoch for sink in find_tables(pipeline))
         made_at = record.checkpoint.created_at
         return MemberRecord(MemberFacts(record.epoch, held), record, made_at)
