@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, SourceError
 from firnline.history.topology.graph import Channel, Topology
 from firnline.options import PipelineOptions
+from firnline.sinks.delta.contents import find_key
 from firnline.sources.delta.chain import find_path
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.delta.position import DeltaPosition
@@ -48,6 +49,7 @@ class TableChain:
     def __init__(self, reader: PipelineOptions, source: str) -> None:
         options = next(one for one in reader.sources if one.name == source)
         assert isinstance(options, DeltaSourceOptions)
+        self._feeds = options.on_change == "change_feed"
         self._log = TableLog(normalise(options.table), options.storage_options)
         self._log.refresh_newest()
 
@@ -67,18 +69,29 @@ class TableChain:
         at = DeltaPosition.from_json(position)
         found: list[str] = [str(item["path"]) for item in at.left]
         first = at.version if at.reading is None else at.reading - 1
-        for number in range(first + 1, version + 1):
-            found += (
-                str(action[kind]["path"]) for action in self._log.actions(number) for kind in _NAMES if kind in action
-            )
+        if at.snapshot and at.reading is not None:
+            found += (str(item["path"]) for item in self._log.snapshot(at.reading, origins=False))
+            first = at.reading
+        kinds = (*_NAMES, "remove") if self._feeds else _NAMES
+        for number in find_path(self._parent, first, version).ahead:
+            for action in self._log.actions(number):
+                files = (action[kind] for kind in kinds if kind in action)
+                found += (str(file["path"]) for file in files if file.get("dataChange", True) or "cdc" in action)
         return found
 
-    def _path_back(self, reader: int, version: int) -> Iterable[int]:
-        def parent(number: int) -> int:
-            found = self._log.find(number)
-            return found.parent if found is not None else number - 1
+    def find_missing(self, position: Json, version: int) -> list[str]:
+        """Return what a position has still to read, up to a version, and is gone: data files, versions of the log."""
+        try:
+            return [path for path in self.files_between(position, version) if find_key(self._log.storage, path) is None]
+        except SourceError as error:
+            return [error.message]
 
-        return find_path(parent, reader, version).undone
+    def _path_back(self, reader: int, version: int) -> Iterable[int]:
+        return find_path(self._parent, reader, version).undone
+
+    def _parent(self, number: int) -> int:
+        found = self._log.find(number)
+        return found.parent if found is not None else number - 1
 
 
 _NAMES = ("add", "cdc")
@@ -87,6 +100,8 @@ _NAMES = ("add", "cdc")
 def reached_version(position: Json) -> int:
     """Return the version up to which a position has read everything: it needs all later ones."""
     at = DeltaPosition.from_json(position)
+    if at.snapshot and at.reading is not None:
+        return at.reading  # it reads what the table had in that version
     return min([at.version, *(int(item["version"]) - 1 for item in at.left)])
 
 

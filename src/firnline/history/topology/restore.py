@@ -28,6 +28,8 @@ from firnline.topology.decide import Decision, RestoreState, lower_cut, next_ste
 from firnline.topology.records import Hold, RestoreOrder, TopologyHome, delete_hold, find_holds, put_hold
 from firnline.types import Clock, Ids
 
+NAMED = 3  # examples in a message
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
@@ -102,6 +104,15 @@ def find_epochs_at(snapshots: Snapshots, moment: datetime) -> dict[str, int]:
             hint="checkpoint.rollback_window sets how far back; or restore a snapshot: firnline topology list",
         )
     return found
+
+
+def find_entry(pipeline: OpenPipeline, epoch: int) -> LedgerEntry:
+    """Return an epoch of the true history of a pipeline. Raises RollbackRefusedError if it has none."""
+    head = pipeline.deciding.load_committed()
+    for entry, _ in pipeline.ledger.entries(head.entry):
+        if entry.epoch == epoch:
+            return entry
+    raise RollbackRefusedError(f"{pipeline.options.name} has no epoch {epoch}")
 
 
 class _Past:
@@ -231,6 +242,7 @@ def perform_restore(
 class _Performing:
     def __init__(self, snapshots: Snapshots, order: RestoreOrder, run: str, say: Callable[[str], None]) -> None:
         self._home = snapshots.home
+        self._topology = snapshots.topology
         self._members = {name: open_pipeline(snapshots.topology.members[name]) for name in order.epochs}
         self._order = order
         self._run = run
@@ -257,7 +269,23 @@ class _Performing:
                 _rollback(pipeline, self._order, name).plan().check()
             except FirnlineError as error:
                 problems.append(f"{name}: {error.message}")
-        return "; ".join(problems)
+        return "; ".join(problems or self._check_ranges())
+
+    def _check_ranges(self) -> list[str]:
+        """Return what is gone of the channels: each reader must find what it had not read by its epoch."""
+        problems = []
+        for channel in self._topology.channels:
+            if not {channel.writer, channel.reader} <= self._order.epochs.keys():
+                continue
+            writer, reader = self._members[channel.writer], self._members[channel.reader]
+            entry = find_entry(reader, self._order.epochs[channel.reader])
+            version = writer.sink(channel.sink).version_of(self._order.epochs[channel.writer])
+            chain = TableChain(reader.options, channel.source)
+            gone = chain.find_missing(entry.checkpoint.positions[channel.source], version)
+            if gone:
+                shown = ", ".join(gone[:NAMED]) + (" ..." if len(gone) > NAMED else "")
+                problems.append(f"{channel.reader}: it has yet to read, from {channel.place}, what is gone: {shown}")
+        return problems
 
     def jump(self, name: str) -> None:
         """Take a member to its epoch, in every sink; one that was taken there before only catches up."""

@@ -23,13 +23,15 @@ from firnline.errors import ConfigError, DamagedError, FirnlineError, LedgerHole
 from firnline.history.state import snapshots_of
 from firnline.history.topology.channels import TableChain, channels_from, check_channels, reached_version
 from firnline.history.topology.graph import Topology
-from firnline.maintenance.log_names import file_retention
+from firnline.maintenance.log_names import LogNames, file_retention
 from firnline.maintenance.survey import open_table
 from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.sink import as_delta
+from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import find_interval
 from firnline.storage import normalise
 from firnline.topology import decide
@@ -130,7 +132,12 @@ class Snapshots:
         while (step := decide.next_order_step(state)) is not None:
             match step:
                 case decide.Pin(table):
-                    self._open_pin(order.snapshot, *tables[table], heads)
+                    try:
+                        self._open_pin(order.snapshot, *tables[table], heads)
+                    except FirnlineError:
+                        for pipeline in self.opened.values():
+                            self._delete_pins(pipeline, order.snapshot)
+                        raise
                     state = replace(state, pinned=state.pinned | {table})
                 case decide.WriteOrder():
                     self.home.put_order(order)
@@ -167,6 +174,7 @@ class Snapshots:
                 readers.append(reached_version(checkpoint.positions[channel.source]))
         since = decide.pin_from(fence.version, readers)
         put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=since, versions=[])
+        _check_spared(sink, since)
 
     def _tidy(self) -> None:
         """Delete what a killed command left: pins of snapshots that nobody keeps, requests of those that have ended."""
@@ -299,7 +307,8 @@ class Snapshots:
         return found
 
     def _narrow_pins(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
-        """Keep only what a restore needs: the version of the record, and what its readers have yet to read."""
+        """Keep only what a restore or a savepoint needs: the versions of the record and of its readers' positions, and
+        what lies between them."""
         for name, pipeline in self.opened.items():
             entry = records[name].entry
             assert entry is not None
@@ -314,9 +323,11 @@ class Snapshots:
                         reader = records[channel.reader].entry
                         assert reader is not None
                         chain = TableChain(self.topology.members[channel.reader], channel.source)
-                        files.update(chain.files_between(reader.checkpoint.positions[channel.source], versions[0]))
+                        position = reader.checkpoint.positions[channel.source]
+                        files.update(chain.files_between(position, versions[0]))
+                        versions += (one for one in [reached_version(position)] if one >= 0)  # for a savepoint
                 facts = {"topology": self.home.name, "home": self.home.root, "epoch": entry.epoch}
-                put_pin(sink.storage, order.snapshot, **facts, versions=versions, files=sorted(files))
+                put_pin(sink.storage, order.snapshot, **facts, versions=sorted(set(versions)), files=sorted(files))
 
     def _find_retention(self) -> timedelta:
         """Return the shortest time for which tables keep old files and versions if somebody else cleans them up."""
@@ -438,6 +449,33 @@ class Snapshots:
 
 
 _LOG_RETENTION = "delta.logRetentionDuration"
+
+
+def _check_spared(sink: Sink, since: int) -> None:
+    """Check, behind an open pin, that everything which it keeps is there, and that no sweep is about to delete it.
+
+    A sweep reads pins after it has declared its files, so either it sees the pin or its declaration is seen here.
+
+    Raises:
+        SinkError: the log or a file is gone, or a sweep deletes it.
+    """
+    table = as_delta(sink).table
+    assert sink.storage is not None
+    table.refresh()
+    log = LogNames(sink.storage, table, table.storage_options or {})
+    named = log.named_between(since, table.version)
+    if named is None:
+        raise SinkError(
+            f"the log of {table.uri} lacks a version after {since}, which a reader has yet to read",
+            hint="That reader cannot go on: firnline status. Take the snapshot afterwards.",
+        )
+    needed = named | set(log.pinned(since) if since >= 0 else ())
+    sweep = SweepLog(sink.storage, table).find_after_pin(needed)
+    if sweep is not None:
+        raise SinkError(
+            f"{sink.name}: files that the snapshot needs are being deleted by {sweep}",
+            hint="Take the snapshot again when it has ended; one that died is finished by: firnline gc --yes",
+        )
 
 
 def find_tables(pipeline: OpenPipeline) -> list[Sink]:

@@ -1,0 +1,206 @@
+"""What a snapshot of a topology needs survives gc, vacuum, compaction and clean-up of the log, at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+import firnline.maintenance.log_names
+import firnline.sinks.delta.sweeps
+import firnline.sinks.delta.table
+from firnline.clock import SystemClock
+from firnline.errors import SinkError
+from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
+from firnline.history.topology.snapshot import Snapshots
+from firnline.history.topology.stopped import paused_run
+from firnline.maintenance.compact import compact
+from firnline.maintenance.gc import gc, vacuum
+from firnline.sinks.delta.table import Table
+from firnline.testing.local import LocalEngine
+from firnline.topology.decide import Decision, Outcome
+from firnline.topology.records import Order
+from firnline.types import RandomIds
+from tests.support.pipelines import run_to_end
+from tests.support.samples import SampleInput, table_ids
+from tests.support.topologies import TIMEOUT, member, open_snapshots, settle
+
+Sweep = Callable[[Path], object]
+
+
+def sweep_gc(table: Path) -> object:
+    return gc(str(table), grace_seconds=0)
+
+
+def sweep_vacuum(table: Path) -> object:
+    return vacuum(str(table), retention_hours=0, allow_short_retention=True)
+
+
+SWEEPS = pytest.mark.parametrize("sweep", [sweep_gc, sweep_vacuum], ids=["gc", "vacuum"])
+
+
+@pytest.fixture(autouse=True)
+def no_retention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for removed files that are older than the table's retention."""
+    retention = firnline.maintenance.log_names.DEFAULT_RETENTION
+    monkeypatch.setattr(firnline.maintenance.log_names, "DEFAULT_RETENTION", -retention)
+
+
+class Lake:
+    """files -> a -> b; b has read the first of three files, and the table of a is compacted since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sample = SampleInput(folder / "in")
+        self.members = [member(folder, "a", max_files=1), member(folder, "b", "a")]
+        self.table = folder / "a"
+        self.sample.add("f1.json", 3)
+        for one in self.members:
+            run_to_end(one)
+        for number in (2, 3):
+            self.sample.add(f"f{number}.json", 3)
+            run_to_end(self.members[0])
+        self.snapshots = open_snapshots(folder, self.members)
+
+    def compact(self) -> None:
+        assert compact(str(self.table)).files_removed > 1
+
+    def complete(self, order: Order) -> None:
+        a, b = self.members
+        run_to_end(a)
+        with paused_run(b, LocalEngine(1), lambda _: None):  # it records what it has read so far, and reads nothing
+            assert settle(self.snapshots, order) == (Outcome.COMMIT, "")
+
+    def check_restore(self, order: Order) -> None:
+        """Everything that was in the channel at the cut comes to the reader, once."""
+        restore(self.snapshots, order.snapshot)
+        for one in self.members:
+            run_to_end(one)
+            assert table_ids(one.sinks[0].location) == self.sample.ids
+
+
+def restore(snapshots: Snapshots, snapshot: str) -> None:
+    order = find_or_order(snapshots, *find_snapshot_epochs(snapshots, snapshot), SystemClock(), RandomIds())
+    result = perform_restore(snapshots, order, RandomIds().new(), SystemClock(), lambda _: None)
+    assert (result.decision, result.reason) == (Decision.GO, "")
+
+
+def data_files(table: Path) -> set[str]:
+    return {path.name for path in table.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
+@SWEEPS
+def test_sweeps_spare_what_an_open_and_a_complete_snapshot_need(tmp_path: Path, sweep: Sweep) -> None:
+    lake = Lake(tmp_path)
+    before = data_files(lake.table)
+    order = lake.snapshots.order(TIMEOUT)
+    lake.compact()
+    sweep(lake.table)  # the pin is open
+    assert data_files(lake.table) > before
+    lake.complete(order)
+    sweep(lake.table)  # the pin is narrow
+    assert data_files(lake.table) > before
+    lake.check_restore(order)
+
+
+@SWEEPS
+def test_a_dropped_snapshot_protects_nothing(tmp_path: Path, sweep: Sweep) -> None:
+    lake = Lake(tmp_path)
+    order = lake.snapshots.order(TIMEOUT)
+    lake.complete(order)
+    lake.compact()
+    lake.snapshots.drop(order.snapshot)
+    sweep(lake.table)
+    assert data_files(lake.table) == {Path(name).name for name in DeltaTable(lake.table).file_uris()}
+
+
+class At:
+    """Does something when a fault point is reached for the first time: whoever reached it stands still meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, point: str, action: Callable[[], object]) -> None:
+        self._point, self._action = point, action
+        self.found: list[object] = []
+        for module in (firnline.sinks.delta.sweeps, firnline.sinks.delta.table):
+            monkeypatch.setattr(module, "fault_point", self._reached)
+
+    def _reached(self, point: str) -> None:
+        if point == self._point:
+            self._point = ""
+            try:
+                self.found.append(self._action())
+            except SinkError as error:
+                self.found.append(error)
+
+
+@SWEEPS
+def test_a_pin_that_comes_before_a_sweep_is_bound_is_seen_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: Sweep
+) -> None:
+    lake = Lake(tmp_path)
+    lake.compact()
+    before = data_files(lake.table)
+    at = At(monkeypatch, "sweep.declare.before", lambda: lake.snapshots.order(TIMEOUT))
+    sweep(lake.table)
+    (order,) = at.found
+    assert isinstance(order, Order)
+    assert data_files(lake.table) == before
+    lake.complete(order)
+    lake.check_restore(order)
+
+
+@SWEEPS
+@pytest.mark.parametrize("point", ["sweep.declare.after", "delta.sweep.after", "sweep.end.before"])
+def test_a_snapshot_is_refused_while_a_sweep_deletes_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: Sweep, point: str
+) -> None:
+    lake = Lake(tmp_path)
+    lake.compact()
+    at = At(monkeypatch, point, lambda: lake.snapshots.order(TIMEOUT))
+    sweep(lake.table)
+    assert isinstance(at.found[0], SinkError)
+    assert "are being deleted by" in at.found[0].message
+    assert lake.snapshots.find_open() == []
+    assert not list((lake.table / "_firnline/pins").glob("topology-*"))
+
+
+def test_the_log_is_not_cleaned_up_while_a_snapshot_needs_it(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    order = lake.snapshots.order(TIMEOUT)
+    clean_up(lake.table)
+    assert (lake.table / "_delta_log/00000000000000000000.json").exists()
+    lake.complete(order)
+    clean_up(lake.table)
+    lake.check_restore(order)
+    lake.snapshots.drop(order.snapshot)
+    clean_up(lake.table)
+    assert not (lake.table / "_delta_log/00000000000000000000.json").exists()
+
+
+def clean_up(root: Path) -> None:
+    """As a run does it now and then; every version is older than the retention."""
+    for path in (root / "_delta_log").glob("*.json"):
+        os.utime(path, (0, 0))
+    table = Table(str(root), {})
+    table.refresh()
+    table.checkpoint()
+
+
+def test_a_restore_is_withdrawn_if_a_range_of_a_channel_is_gone(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    a, b = lake.members
+    then = table_ids(b.sinks[0].location)
+    order = lake.snapshots.order(TIMEOUT)
+    lake.compact()
+    lake.complete(order)
+    _, epochs = find_snapshot_epochs(lake.snapshots, order.snapshot)
+    for name in data_files(lake.table) - {Path(one).name for one in DeltaTable(lake.table).file_uris()}:
+        next(lake.table.rglob(name)).unlink()  # another tool's vacuum, which knows no pins
+    begun = find_or_order(lake.snapshots, order.snapshot, epochs, SystemClock(), RandomIds())
+    result = perform_restore(lake.snapshots, begun, RandomIds().new(), SystemClock(), lambda _: None)
+    assert result.decision is Decision.WITHDRAWN
+    assert "b: it has yet to read" in result.reason
+    assert table_ids(b.sinks[0].location) == then
+    run_to_end(a)
