@@ -2,23 +2,32 @@
 
 Each member has a balance. An epoch takes tokens from its channels and may send one. The rules of snapshots and restores
 are those of `firnline.topology.decide`, and the true chain is that of the Delta source; a mutant replaces one of them.
+
+Channels are Delta tables. Another kind of channel is a subclass of `Bank` with its own `end` and `_slices`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from firnline.sources.delta.chain import Path, find_path
 from firnline.topology import decide
 from firnline.topology.decide import Decision, MemberFacts, Outcome, RestoreState
+from firnline.topology.records import Marker, held_records, remember
 
 START = 2  # tokens of each member
+RUN = -1  # the owner of a member that no restore has claimed
 
 
 class Broken(AssertionError):  # noqa: N818
     """An invariant does not hold."""
+
+
+Recorded: TypeAlias = tuple[tuple[int, int, bool], ...]  # snapshots, their epochs, and whether they hold no floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +38,9 @@ class Epoch:
     positions: tuple[int, ...]  # by in-channel: the newest epoch of the writer that was read
     sends: tuple[int, ...]  # tokens, by out-channel
     markers: tuple[int, ...] = ()  # snapshots that this epoch records
-    recorded: tuple[tuple[int, int], ...] = ()  # all recorded snapshots, with their epochs
+    recorded: Recorded = ()
     back_to: int = -1
+    restore: int = -1  # the restore that the jump is a part of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,10 @@ class Member:
     visible: tuple[int, ...] = ()  # of a staged table: the last epochs of its commits
     floor: int = 0
     gone: int = 0  # epochs of its table up to this one were vacuumed, as far as readers need them
-    held: bool = False
+    owner: int = RUN  # who claimed it last: a run, or a restore
+    checked: bool = True  # the run has looked for holds, under its claim
+    looked: bool = False  # a run that starts has looked for holds, before its claim (only under a planted bug)
+    holds: tuple[int, ...] = ()  # restores
     rolled: int = 0
 
     @property
@@ -51,14 +64,27 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    pinned: bool = False
-    pins: tuple[int, ...] = ()  # by channel: everything after this epoch stays
-    order: tuple[int, ...] = ()  # the epochs of the members when it was ordered; empty: not yet
-    asked: int = 0  # members that were asked
-    verdicts: tuple[Outcome, ...] = ()  # what completers found, and have not written yet
+    heads: tuple[int, ...] = ()  # the epochs of the members when it was begun; empty: not yet
+    positions: tuple[int, ...] = ()  # of the readers, at that time, by channel
+    order: decide.OrderState | None = None
+    pins: tuple[tuple[int, int], ...] = ()  # member, and the epoch of its table after which everything stays
+    verdicts: tuple[tuple[Outcome, tuple[int, ...]], ...] = ()  # with records: what completers found, not written yet
     outcome: Outcome | None = None
     records: tuple[int, ...] = ()
     writes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A restore; its state is what the command knows. A crash leaves the holds and what was decided."""
+
+    state: RestoreState
+    epochs: tuple[int, ...]  # where it takes the members
+    looked: str = ""  # the member whose holds it has looked at, before its own (only under a planted bug)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state.released or self.state.decision is Decision.WITHDRAWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +92,7 @@ class World:
     members: tuple[Member, ...]
     snapshots: tuple[Snapshot, ...]
     crashes: int = 0
-    restore: RestoreState | None = None
-    restored: int = -1
+    restores: tuple[Restore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +109,7 @@ class Graph:
     crashes: int = 1
     rollbacks: int = 0
     expires: bool = False  # a second completer may find that the time limit has passed
-    restores: bool = False
+    restores: int = 0  # the first one to a snapshot, the second one to the beginning
     sweeps: bool = False  # floors rise and tables are vacuumed
 
     def into(self, member: int) -> list[int]:
@@ -117,12 +142,33 @@ class Rules:
     def path(self, epochs: Sequence[Epoch], reader: int, newest: int) -> Path:
         return find_path(lambda n: epochs[n].back_to if epochs[n].back_to >= 0 else n - 1, reader, newest)
 
-    def trouble(self, text: str) -> str:
-        return text
+    def remember(self, before: Recorded, markers: Iterable[int], epoch: int, released: frozenset[int]) -> Recorded:
+        return _remember(before, tuple(markers), epoch, released)
 
-    holds = True
+    def find_record(self, member: Member, ordered: int, recorded: int | None) -> tuple[int | None, str]:
+        epochs = member.epochs
+        chain = [decide.PastEpoch(n, str(n), "rollback" * (epochs[n].back_to >= 0)) for n in _chain(member)]
+        return decide.find_record(ordered, str(ordered), recorded, chain)
+
+    def next_order_step(self, state: decide.OrderState) -> decide.OrderStep | None:
+        return decide.next_order_step(state)
+
+    def find_blocking(self, holds: Iterable[int], mine: int = RUN) -> str | None:
+        return decide.find_blocking(map(str, holds), str(mine))
+
     exclusive = True
-    pins_first = True
+    checks_channels = True  # before a snapshot is completed
+    claims_first = True  # a run looks for holds under its claim
+    holds_first = True  # a restore looks for other holds after it has written its own
+
+
+@functools.cache
+def _remember(before: Recorded, markers: tuple[int, ...], epoch: int, released: frozenset[int]) -> Recorded:
+    known = {str(name): {"epoch": at, "released": free} for name, at, free in before}
+    made = [Marker(str(one), "lake", "home", ("me",)) for one in markers]
+    found = remember(known, made, epoch, {str(one) for one in released})
+    held = held_records(found)
+    return tuple((int(name), int(one["epoch"]), name not in held) for name, one in found.items())
 
 
 @dataclass(slots=True)
@@ -171,8 +217,10 @@ class Bank:
             yield from self._run(world, number)
         for number in range(len(world.snapshots)):
             yield from self._snapshot(world, number)
-        if self.graph.restores:
-            yield from self._restore(world)
+        if len(world.restores) < self.graph.restores:
+            yield from self._begin_restore(world)
+        for number in range(len(world.restores)):
+            yield from self._restore(world, number)
 
     def _with(self, world: World, number: int, **changes: object) -> World:
         members = list(world.members)
@@ -181,28 +229,56 @@ class Bank:
 
     def _run(self, world: World, number: int) -> Iterator[World]:
         graph, member = self.graph, world.members[number]
-        if not (member.held and self.rules.holds):
+        if member.owner == RUN and member.checked:
             yield from self._plans(world, number)
             if member.flight:
                 yield self._with(world, number, epochs=(*member.epochs, member.flight[0]), flight=member.flight[1:])
-            if member.flight and world.crashes < graph.crashes:
-                yield replace(self._with(world, number, flight=()), crashes=world.crashes + 1)
+            if (member.flight or graph.restores) and world.crashes < graph.crashes:
+                crashed = self._with(world, number, flight=(), checked=not graph.restores)
+                yield replace(crashed, crashes=world.crashes + 1)
+        yield from self._starts(world, number)
         if number in graph.staged and member.visible[-1] < member.newest:
             waiting = range(member.visible[-1] + 1, member.newest + 1)
             most = self.rules.units([bool(member.epochs[n].markers) for n in waiting])
             yield self._with(world, number, visible=(*member.visible, member.visible[-1] + most))
-        if member.rolled < graph.rollbacks and not member.held and member.newest:
+        is_free = member.owner == RUN and self.rules.find_blocking(self._holds(world, member)) is None
+        if member.rolled < graph.rollbacks and is_free and member.newest:
             for to in range(max(member.floor, 0), member.newest):
                 jump = self._jump(member, to)
                 yield self._with(world, number, epochs=(*member.epochs, jump), flight=(), rolled=member.rolled + 1)
         if graph.sweeps:
             yield from self._sweeps(world, number)
 
-    def _jump(self, member: Member, to: int) -> Epoch:
+    def _holds(self, world: World, member: Member) -> list[int]:
+        """The holds of a member that count."""
+        return [restore for restore in member.holds if not world.restores[restore].has_ended]
+
+    def _starts(self, world: World, number: int) -> Iterator[World]:
+        """A run that was fenced or crashed starts again: it claims, and then looks for holds."""
+        member = world.members[number]
+        is_free = self.rules.find_blocking(self._holds(world, member)) is None
+        if self.rules.claims_first:
+            if member.owner != RUN:
+                yield self._with(world, number, owner=RUN, checked=False)
+            elif not member.checked and is_free:
+                yield self._with(world, number, checked=True)
+        elif member.looked:
+            yield self._with(world, number, owner=RUN, checked=True, looked=False, flight=())
+        elif not member.checked and is_free:
+            yield self._with(world, number, looked=True)
+
+    def _jump(self, member: Member, to: int, restore: int = -1) -> Epoch:
         then, now = member.epochs[to], member.epochs[-1]
         return replace(
-            then, sends=(0,) * len(then.sends), markers=(), recorded=now.recorded, back_to=to
+            then, sends=(0,) * len(then.sends), markers=(), recorded=now.recorded, back_to=to, restore=restore
         )  # a history edit does not take records back
+
+    def _released(self, world: World) -> frozenset[int]:
+        """The snapshots that hold no floor."""
+        found = enumerate(world.snapshots)
+        return frozenset(
+            n for n, one in found if decide.is_released(aborted=one.outcome is Outcome.ABORT, dropped=False)
+        )
 
     def _plans(self, world: World, number: int) -> Iterator[World]:
         graph, member = self.graph, world.members[number]
@@ -211,7 +287,8 @@ class Bank:
         if len(member.flight) >= graph.in_flight or at > graph.epochs + 1 + 2 * jumps:
             return
         base = member.flight[-1] if member.flight else member.epochs[-1]
-        recorded = [snapshot for snapshot, _ in base.recorded]
+        recorded = [snapshot for snapshot, _, _ in base.recorded]
+        released = self._released(world)
         asked = [one for one in member.asked if world.snapshots[one].outcome is None]
         slices = []
         for index, channel in enumerate(graph.into(number)):
@@ -234,7 +311,9 @@ class Bank:
                     positions=tuple(end for end, _, _ in taken),
                     sends=sends,
                     markers=chosen,
-                    recorded=(*base.recorded, *((one, self.rules.record_epoch(at, member.newest)) for one in chosen)),
+                    recorded=self.rules.remember(
+                        base.recorded, chosen, self.rules.record_epoch(at, member.newest), released
+                    ),
                 )
                 yield self._with(world, number, flight=(*member.flight, epoch))
 
@@ -268,21 +347,33 @@ class Bank:
 
     def _snapshot(self, world: World, number: int) -> Iterator[World]:
         one, members = world.snapshots[number], world.members
-        if number and not world.snapshots[number - 1].order:
+        if number and world.snapshots[number - 1].order is None:
             return
-        positions = tuple(
-            members[reader].epochs[-1].positions[self.graph.into(reader).index(channel)]
-            for channel, (_, reader) in enumerate(self.graph.channels)
-        )
-        may_pin = not one.pinned and (self.rules.pins_first or one.asked == len(members))
-        if may_pin and one.outcome is None:
-            yield self._with_snapshot(world, number, pinned=True, pins=positions)
-        if not one.order and (one.pinned or not self.rules.pins_first):
-            yield self._with_snapshot(world, number, order=tuple(member.newest for member in members))
-        elif one.order and one.asked < len(members):
-            asked = self._with_snapshot(world, number, asked=one.asked + 1)
-            yield self._with(asked, one.asked, asked=(*members[one.asked].asked, number))
-        if one.asked == len(members) and one.pinned:
+        if one.order is None:
+            names = tuple(map(str, range(self.graph.members)))
+            positions = tuple(
+                members[reader].epochs[-1].positions[self.graph.into(reader).index(channel)]
+                for channel, (_, reader) in enumerate(self.graph.channels)
+            )
+            heads = tuple(member.newest for member in members)
+            tables = names if self.graph.sweeps else ()  # nothing else takes notice of pins
+            order = decide.OrderState(tables, names)
+            yield self._with_snapshot(world, number, order=order, heads=heads, positions=positions)
+            return
+        match self.rules.next_order_step(one.order):
+            case decide.Pin(name):
+                since = decide.pin_from(
+                    self.end(world, int(name)), (one.positions[n] for n in self.graph.out_of(int(name)))
+                )
+                order = replace(one.order, pinned=one.order.pinned | {name})
+                yield self._with_snapshot(world, number, order=order, pins=(*one.pins, (int(name), since)))
+            case decide.WriteOrder():
+                yield self._with_snapshot(world, number, order=replace(one.order, written=True))
+            case decide.Ask(name):
+                order = replace(one.order, asked=one.order.asked | {name})
+                asked = self._with_snapshot(world, number, order=order)
+                yield self._with(asked, int(name), asked=(*members[int(name)].asked, number))
+        if one.order.written:
             yield from self._complete(world, number)
 
     def _with_snapshot(self, world: World, number: int, **changes: object) -> World:
@@ -294,9 +385,8 @@ class Bank:
         found = {}
         one = world.snapshots[number]
         for name, member in enumerate(world.members):
-            record = dict(member.epochs[-1].recorded).get(number)
-            edited = any(epoch.back_to >= 0 for epoch in member.epochs[one.order[name] + 1 :])
-            trouble = self.rules.trouble("a rollback since the order") if edited else ""
+            recorded = next((epoch for snapshot, epoch, _ in member.epochs[-1].recorded if snapshot == number), None)
+            record, trouble = self.rules.find_record(member, one.heads[name], recorded)
             held = record is not None and self.end(world, name) >= record
             found[str(name)] = MemberFacts(record, held, trouble)
         return found
@@ -307,7 +397,7 @@ class Bank:
             for expired in (False, True) if self.graph.expires else (False,):
                 facts = self._facts(world, number)
                 misfits: list[str] = []
-                if all(fact.record is not None for fact in facts.values()):
+                if self.rules.checks_channels and all(fact.record is not None for fact in facts.values()):
                     misfits = [
                         str(c) for c in range(len(self.graph.channels)) if not self._channel_fits(world, c, facts)
                     ]
@@ -318,16 +408,16 @@ class Bank:
                             raise Broken(f"snapshot {number}: the record of {name} is not in its history")
                 if outcome is Outcome.ABORT and not expired and not any(m.rolled for m in world.members):
                     raise Broken(f"snapshot {number}: aborted, though nothing stood against it")
-                if outcome is not Outcome.WAIT and outcome not in one.verdicts:
-                    yield self._with_snapshot(world, number, verdicts=(*one.verdicts, outcome))
-        for verdict in one.verdicts:
-            left = tuple(other for other in one.verdicts if other is not verdict)
+                verdict = outcome, tuple(fact.record or 0 for fact in facts.values())
+                if outcome is not Outcome.WAIT and outcome not in dict(one.verdicts):
+                    yield self._with_snapshot(world, number, verdicts=(*one.verdicts, verdict))
+        for verdict, records in one.verdicts:
+            left = tuple(other for other in one.verdicts if other[0] is not verdict)
             if one.outcome is not None and self.rules.exclusive:
                 yield self._with_snapshot(world, number, verdicts=left)
                 continue
             if one.writes > 1:
                 continue
-            records = tuple(fact.record or 0 for fact in self._facts(world, number).values())
             made = self._with_snapshot(
                 world, number, verdicts=left, outcome=verdict, records=records, writes=one.writes + 1
             )
@@ -348,10 +438,7 @@ class Bank:
 
     def _sweeps(self, world: World, number: int) -> Iterator[World]:
         member = world.members[number]
-        kept = [
-            epoch for snapshot, epoch in member.epochs[-1].recorded
-            if world.snapshots[snapshot].outcome is not Outcome.ABORT
-        ]  # fmt: skip
+        kept = [epoch for _, epoch, is_free in member.epochs[-1].recorded if not is_free]
         floor = self.rules.floor(member.newest, kept)
         if floor > member.floor:
             yield self._with(world, number, floor=floor)
@@ -359,42 +446,78 @@ class Bank:
         for channel in self.graph.out_of(number):
             reader = self.graph.channels[channel][1]
             limits.append(world.members[reader].epochs[-1].positions[self.graph.into(reader).index(channel)])
-            limits += [one.pins[channel] for one in world.snapshots if one.pinned and one.outcome is not Outcome.ABORT]
+        pins = (one.pins for one in world.snapshots if one.outcome is not Outcome.ABORT)
+        limits += [since for one in pins for name, since in one if name == number]
         if min(limits) > member.gone:
             yield self._with(world, number, gone=min(limits))
 
     # -- restores ---------------------------------------------------------------------------------------
 
-    def _restore(self, world: World) -> Iterator[World]:
-        state = world.restore
-        if state is None:
-            for number, one in enumerate(world.snapshots):
-                if one.outcome is Outcome.COMMIT:
-                    names = tuple(str(n) for n in range(self.graph.members))
-                    yield replace(world, restore=RestoreState(names), restored=number)
+    def _begin_restore(self, world: World) -> Iterator[World]:
+        names = tuple(str(n) for n in range(self.graph.members))
+        if world.restores:
+            yield replace(world, restores=(*world.restores, Restore(RestoreState(names), (0,) * len(names))))
             return
-        records = world.snapshots[world.restored].records
+        for one in world.snapshots:
+            if one.outcome is Outcome.COMMIT:
+                yield replace(world, restores=(Restore(RestoreState(names), one.records),))
+
+    def _with_restore(self, world: World, number: int, **changes: object) -> World:
+        found = list(world.restores)
+        found[number] = replace(found[number], state=replace(found[number].state, **changes))  # type: ignore[arg-type]
+        return replace(world, restores=tuple(found))
+
+    def _restore(self, world: World, number: int) -> Iterator[World]:
+        """One step of a restore, or a crash of the command, which starts again with what is durable."""
+        one = world.restores[number]
+        state = one.state
+        if state.held and not one.has_ended and world.crashes < self.graph.crashes:
+            again = replace(one, state=RestoreState(state.members, decision=state.decision))
+            restores = (*world.restores[:number], again, *world.restores[number + 1 :])
+            yield replace(world, crashes=world.crashes + 1, restores=restores)
         match decide.next_step(state):
             case decide.Hold(name):
-                after = self._with(world, int(name), held=True, flight=())
-                yield replace(after, restore=replace(state, held=state.held | {name}))
+                yield self._hold(world, number, name)
             case decide.Check():
-                yield replace(world, restore=replace(state, problem=""))
+                gone = any(
+                    to < member.floor or to not in _chain(member)
+                    for to, member in zip(one.epochs, world.members, strict=True)
+                )
+                yield self._with_restore(world, number, problem="a record is gone" if gone else "")
             case decide.Decide(decision):
-                yield replace(world, restore=replace(state, decision=decision))
+                after = self._with_restore(world, number, decision=decision)
+                if sum(other.state.decision is Decision.GO and not other.has_ended for other in after.restores) > 1:
+                    raise Broken("two restores were decided at once")
+                yield after
             case decide.Jump(name):
                 member = world.members[int(name)]
-                jump = self._jump(member, records[int(name)])
-                after = self._with(world, int(name), epochs=(*member.epochs, jump), flight=())
-                yield replace(after, restore=replace(state, jumped=state.jumped | {name}))
+                after = self._with_restore(world, number, jumped=state.jumped | {name})
+                if member.epochs[-1].restore != number:  # a crash may have come after the jump
+                    epochs = (*member.epochs, self._jump(member, one.epochs[int(name)], number))
+                    after = self._with(after, int(name), epochs=epochs, flight=(), owner=number)
+                yield after
             case decide.Release():
-                after = replace(world, restore=replace(state, released=True))
-                for number in range(self.graph.members):
-                    after = self._with(after, number, held=False)
+                after = self._with_restore(world, number, released=True)
                 self.check_live(after)
                 yield after
-            case None:
-                assert state.decision is Decision.GO
+
+    def _hold(self, world: World, number: int, name: str) -> World:
+        """Write the hold, look for other ones, then claim: three steps."""
+        member, state = world.members[int(name)], world.restores[number].state
+        others = [other for other in self._holds(world, member) if other != number]
+        is_foreign = self.rules.find_blocking(others, number) is not None
+        has_hold = number in member.holds
+        if not has_hold and not self.rules.holds_first and world.restores[number].looked != name:
+            if is_foreign:
+                return self._with_restore(world, number, foreign=name)
+            looked = replace(world.restores[number], looked=name)
+            return replace(world, restores=(*world.restores[:number], looked, *world.restores[number + 1 :]))
+        if not has_hold:
+            return self._with(world, int(name), holds=(*member.holds, number))
+        if self.rules.holds_first and is_foreign:
+            return self._with_restore(world, number, foreign=name, held=state.held | {name})
+        after = self._with(world, int(name), owner=number, checked=False, flight=())
+        return self._with_restore(after, number, held=state.held | {name})
 
     # -- invariants -------------------------------------------------------------------------------------
 
@@ -435,16 +558,15 @@ class Bank:
 
     def is_live(self, world: World) -> bool:
         """Whether the total must be right in this world: nobody goes back, or has gone back alone."""
-        state = world.restore
-        busy = state is not None and not state.released
+        busy = any(not one.has_ended for one in world.restores)
         return not busy and not any(member.rolled for member in world.members)
 
 
-def _chain(member: Member) -> set[int]:
-    """The epochs of a member's true history."""
-    found, at = set(), member.newest
+def _chain(member: Member) -> list[int]:
+    """The epochs of a member's true history, newest first."""
+    found, at = [], member.newest
     while at >= 0:
-        found.add(at)
+        found.append(at)
         back = member.epochs[at].back_to
         at = back if back >= 0 else at - 1
     return found
@@ -453,16 +575,16 @@ def _chain(member: Member) -> set[int]:
 def explore(bank: Bank, limit: int) -> tuple[int, bool]:
     """Visit worlds, breadth first, up to a limit. Returns how many, and whether those were all. Raises Broken."""
     first = bank.start()
-    seen, front = {first}, [first]
+    seen, front = {hash(first)}, [first]
     while front:
         later = []
         for world in front:
             for after in bank.moves(world):
-                if after in seen:
+                if hash(after) in seen:
                     continue
                 if len(seen) >= limit:
                     return len(seen), False
-                seen.add(after)
+                seen.add(hash(after))
                 bank.check(after)
                 if bank.is_live(after):
                     bank.check_live(after)
