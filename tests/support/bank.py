@@ -408,9 +408,9 @@ class Bank:
                             raise Broken(f"snapshot {number}: the record of {name} is not in its history")
                 if outcome is Outcome.ABORT and not expired and not any(m.rolled for m in world.members):
                     raise Broken(f"snapshot {number}: aborted, though nothing stood against it")
-                verdict = outcome, tuple(fact.record or 0 for fact in facts.values())
+                finding = outcome, tuple(fact.record or 0 for fact in facts.values())
                 if outcome is not Outcome.WAIT and outcome not in dict(one.verdicts):
-                    yield self._with_snapshot(world, number, verdicts=(*one.verdicts, verdict))
+                    yield self._with_snapshot(world, number, verdicts=(*one.verdicts, finding))
         for verdict, records in one.verdicts:
             left = tuple(other for other in one.verdicts if other[0] is not verdict)
             if one.outcome is not None and self.rules.exclusive:
