@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from firnline.testing.local import run_locally
 from tests.integration.test_dashboard import log_in
 from tests.support.browser import Browser, Page
 from tests.support.dashboards import LOCAL_RUN, STATEFUL, Served, add_input, serving, write_pipeline
+from tests.support.kills import PROOF
 
 CHECKPOINTS = 10_000
 PAGE_BYTES = 200_000
@@ -83,26 +85,20 @@ def test_ten_thousand_checkpoints(page: Page, tmp_path: Path) -> None:
         for part, _ in TABS:
             page.goto(f"{served.url}/p/flights/{part}".rstrip("/"))
             assert page.evaluate(SIZE) < PAGE_BYTES, part
-        found = [one["epoch"] for one in all_pages(page)]
-        assert found == list(range(CHECKPOINTS, 0, -1))
+        # A page reads the store from its newest version on, so that all of them are slow: two, and all in long proofs.
+        rows = CHECKPOINTS if PROOF else 1000
+        assert list(islice(all_pages(page), rows)) == list(range(CHECKPOINTS, CHECKPOINTS - rows, -1))
 
 
-def all_pages(page: Page) -> list[dict[str, object]]:
-    """Every checkpoint over REST, by `next`, as a script in the page asks for them."""
-    script = """
-        (async () => {
-          let next = null, rows = [];
-          do {
-            const at = "/api/v1/pipelines/flights/checkpoints?limit=500" + (next ? "&next=" + next : "");
-            const answer = await (await fetch(at)).json();
-            rows = rows.concat(answer.checkpoints.map(one => ({epoch: one.epoch})));
-            next = answer.next;
-          } while (next);
-          return JSON.stringify(rows);
-        })()
-    """
-    rows: list[dict[str, object]] = json.loads(page.evaluate(script))
-    return rows
+def all_pages(page: Page) -> Iterator[int]:
+    """Every checkpoint over REST, by `next`, as a script in the page asks for them; one call per page of rows."""
+    after: str | None = ""
+    while after is not None:
+        at = f"/api/v1/pipelines/flights/checkpoints?limit=500{after}"
+        text = page.evaluate(f"fetch({json.dumps(at)}).then(answer => answer.text())")
+        answer = json.loads(text)
+        yield from (row["epoch"] for row in answer["checkpoints"])
+        after = answer["next"] and f"&next={answer['next']}"
 
 
 def test_a_thousand_pipelines_page_by_page(page: Page, tmp_path: Path) -> None:
