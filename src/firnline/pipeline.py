@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from firnline.clock import SystemClock
 from firnline.errors import AlreadyRunningError, ConfigError, FirnlineError, NotRunningError
 from firnline.graph import stateful
-from firnline.history.schemas import RecordedSchema, load_schema_history
+from firnline.history.schemas import RecordedSchema, in_force, in_force_at, load_schema_history
 from firnline.history.status import PipelineStatus, load_status
 from firnline.jobs.spark import SparkEngine
 from firnline.options import PipelineOptions
@@ -328,14 +328,26 @@ class Pipeline:
         """Read epoch, backlog, runs and copies of the pipeline; starts no JVM."""
         return load_status(open_pipeline(self.options))
 
-    def schema_history(self, table: str = "", source: str = "") -> list[RecordedSchema]:
+    def schema_history(
+        self, table: str = "", source: str = "", *, at: int | None = None, at_position: str = ""
+    ) -> list[RecordedSchema]:
         """Read every schema that captured tables had, oldest first; starts no JVM.
 
         Args:
             table: Only this table, with or without its schema.
             source: Only the tables of this source.
+            at: Only the schemas in force after this epoch.
+            at_position: Only those in force at this place in the log, such as 0/16B3748 or binlog.000002:4711.
+
+        Raises:
+            ConfigError: `at` beside `at_position`, or no schema was in force there.
         """
-        return load_schema_history(open_pipeline(self.options), table, source)
+        if at is not None and at_position:
+            raise ConfigError("at and at_position ask for two moments", hint="Give one of them.")
+        history = load_schema_history(open_pipeline(self.options), table, source)
+        if at is not None:
+            return in_force(history, at)
+        return in_force_at(history, at_position) if at_position else history
 
     # -- checkpoints ------------------------------------------------------------------------------------
 

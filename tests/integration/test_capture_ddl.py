@@ -17,7 +17,7 @@ from firnline.history.snapshots import find_table, load_progress
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions, SchemaOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.options import DeltaPartsOptions, DeltaSinkOptions, delta_tables
 from firnline.sources.cdc.chunks import SnapshotBegin
 from firnline.sources.cdc.snapshots import SnapshotTaker
 from firnline.sources.cdc.source import LogSource
@@ -192,6 +192,45 @@ def test_a_type_that_does_not_fit_stops_a_run_that_must_not_change_columns(datab
     assert delta_rows(tmp_path / "current", "id", "amount") == [(1, Decimal("1.50"))]
     run_to_end(database.options)
     assert delta_rows(tmp_path / "current", "id", "amount_v2") == [(1, None), (2, "much")]
+
+
+@pytest.mark.parametrize("strict", [0, 1], ids=["deciding", "beside it"])
+def test_a_sink_that_takes_no_new_columns_stops_alone(database: Database, tmp_path: Path, strict: int) -> None:
+    """The other sink goes on, if it decides; nothing is lost when columns are allowed again."""
+    tables = delta_tables(database.options.sinks)
+    sinks = [replace(one, evolution="fail" if one is tables[strict] else "add") for one in tables]
+    options = replace(database.options, sinks=tuple(sinks))
+    run_to_end(options)
+    database.run("INSERT INTO orders VALUES (1, 1.5, 'a')")
+    run_to_end(options)  # the first columns are no change
+    database.run("ALTER TABLE orders ADD COLUMN extra int", "INSERT INTO orders VALUES (2, 2.5, 'b', 7)")
+    error = run_once(options).result.error
+    assert error is not None
+    name = sinks[strict].name
+    assert f"lacks the column 'extra' (int32), and the sink {name} has evolution: fail" in error.message
+    assert f"`evolution: add` on the sink {name}" in error.hint
+    assert delta_rows(tmp_path / "current", "id") == [(1,)]
+    assert len(history(tmp_path)) == (1 if strict == 0 else 2)
+    run_to_end(database.options)
+    assert delta_rows(tmp_path / "current", "id", "extra") == [(1, None), (2, 7)]
+    assert len(history(tmp_path)) == 2
+
+
+def test_one_table_of_a_template_takes_no_new_columns(postgres: str, tmp_path: Path) -> None:
+    execute(postgres, ORDERS)
+    options = captured(postgres, tmp_path)
+    parts = DeltaPartsOptions("all", f"{tmp_path}/lake/{{table}}", input="db.*", write="upsert", evolution="fail")
+    options = replace(options, sinks=(options.sinks[0], parts))
+    run_to_end(options)
+    execute(postgres, "INSERT INTO orders VALUES (1, 1, 'a')")
+    run_to_end(options)
+    execute(postgres, "ALTER TABLE orders ADD COLUMN extra int", "INSERT INTO orders VALUES (2, 2, 'b', 7)")
+    error = run_once(options).result.error
+    assert error is not None
+    assert "lacks the column 'extra' (int32), and the sink all has evolution: fail" in error.message
+    assert delta_rows(tmp_path / "lake/orders", "id") == [(1,)]
+    run_to_end(replace(options, sinks=(options.sinks[0], replace(parts, evolution="add"))))
+    assert delta_rows(tmp_path / "lake/orders", "id", "extra") == [(1, None), (2, 7)]
 
 
 def test_a_key_of_another_type_stops_the_run(database: Database, tmp_path: Path) -> None:

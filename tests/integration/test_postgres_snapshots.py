@@ -317,11 +317,21 @@ sinks:
     [before] = answer()["tables"]
     assert (before["table"], before["state"], before["rows"]) == ("public.orders", "done", 250)
     assert not answer("--table", "orders", "--dry-run")["done"]
+    asked = answer("orders", "--dry-run")
+    assert (asked["done"], asked["table"]) == (False, "public.orders")
+    assert answer("orders", "firnline.yml", "--dry-run") == answer("public.orders", "--dry-run") == asked
+    assert answer("firnline.yml", "--table", "orders", "--dry-run") == asked
     assert [one["state"] for one in answer()["tables"]] == ["done"]
     assert answer("--table", "orders", "--empty", "--yes")["done"]
     assert [one["state"] for one in answer()["tables"]] == ["asked"]
     assert run_command(["snapshot", "--table", "nothing", "--yes"]) == 2
+    assert run_command(["snapshot", "nothing", "--yes"]) == 2
+    assert run_command(["snapshot", "orders", "firnline.yml", "--table", "orders", "--dry-run"]) == 2
     assert run_command(["snapshot", "--yes"]) == 2
+    capsys.readouterr()
+    assert run_command(["schema-history", "orders", "--json"]) == 0
+    history = json.loads(capsys.readouterr().out)["versions"]
+    assert [(one["table"], one["version"], one["changed"]) for one in history] == [("public.orders", 1, ["3 columns"])]
 
     def audit() -> list[Any]:
         capsys.readouterr()

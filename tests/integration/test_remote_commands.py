@@ -129,6 +129,7 @@ def test_refusals_are_clear(commands: Commands, folder: Path, capsys: pytest.Cap
     assert "firnline --server URL --token-file FILE start NAME" in commands.there("run")[2]
     assert "--path names a place of the machine" in commands.there("savepoint", "create", "--path", "/tmp/x")[2]
     assert "is read again by a command on the machine" in commands.there("snapshot", "--table", "x", "--yes")[2]
+    assert "is read again by a command on the machine" in commands.there("snapshot", "x", "--yes")[2]
     assert "name the operator" in commands.there("state")[2]
     assert "which a service does not give away" in commands.there("state", "totals", "--key", "a")[2]
     code, out, _ = commands.there("quarantine", role="read")  # counts are no refusal

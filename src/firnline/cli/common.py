@@ -66,6 +66,14 @@ TableOrSpec = Annotated[
         show_default=False,
     ),
 ]
+CapturedTable = Annotated[
+    str,
+    Parameter(
+        name="TABLE",
+        help="The captured table, with or without its schema; or the spec. [default: all]",
+        show_default=False,
+    ),
+]
 Flag = Parameter(negative="", show_default=False)
 
 
@@ -372,6 +380,18 @@ def find_spec_argument(tokens: Sequence[str]) -> str | None:
     values += [token.partition("=")[2] for token in tokens if token.startswith("--spec=")]
     values += [token for token in tokens[1:] if not token.startswith("-") and is_spec(token)]
     return values[0] if values else None
+
+
+def table_and_spec(word: str, spec: str | None, option: str) -> tuple[str, str | None]:
+    """Return the captured table and the spec of a command line: `[TABLE] [SPEC]`, each also as an option.
+
+    A single word that is a pipeline file, a path or the folder of a pipeline is the spec, and so is one beside --table.
+    """
+    if word and spec is None and (option or os.sep in word or is_spec(word)):
+        word, spec = "", word
+    if word and option:
+        raise ConfigError("the table is named twice", hint="Name it as a word or with --table.")
+    return word or option, spec
 
 
 def is_spec(text: str) -> bool:

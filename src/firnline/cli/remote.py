@@ -460,9 +460,18 @@ def _state(call: Call) -> int:
     return 0
 
 
+def _with_table(call: Call) -> Call:
+    """Return a call of `[TABLE] [SPEC]` with its table and the pipeline, which a single word names."""
+    word, spec = str(call.get("word") or ""), call.get("spec")
+    if word and spec is None:
+        word, spec = "", word
+    return Call(call.server, {**call.arguments, "spec": spec, "table": word or call.get("table")})
+
+
 def _schema_history(call: Call) -> int:
     from firnline.history.schemas import RecordedSchema
 
+    call = _with_table(call)
     if call.get("at") is not None and call.get("at_position"):
         raise ConfigError("--at and --at-position ask for two moments", hint="Give one of them.")
     found = call.server.rows(f"{call.path}/schemas", "schemas", 0, **({"table": t} if (t := call.get("table")) else {}))
@@ -474,9 +483,10 @@ def _schema_history(call: Call) -> int:
 
 
 def _snapshot(call: Call) -> int:
+    call = _with_table(call)
     if call.get("table"):
         raise ConfigError(
-            "a table is read again by a command on the machine of the pipeline", hint="firnline snapshot --table NAME"
+            "a table is read again by a command on the machine of the pipeline", hint="firnline snapshot TABLE"
         )
     snapshot.show_progress(call.name, call.server.get(f"{call.path}/sources")["snapshots"], call.common)
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Spec, load_pipeline
+from firnline.cli.common import CapturedTable, Common, Spec, load_pipeline, table_and_spec
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
 
@@ -22,6 +22,7 @@ writes nothing.
 Output (JSON: pipeline, versions [...] with these fields):
   source, table, version (of its table, from 1), fingerprint, epoch (the first
   that used it), position (in the log), committed_at (of its first transaction),
+  changed (since the version before: "+ name type", "- name type", "~ name ..."),
   columns [{name, native (type in the database), type, key, number (PostgreSQL:
   a column that was dropped and added again has another one)}]
 
@@ -30,7 +31,7 @@ Environment:
 
 Examples:
   firnline schema-history
-  firnline schema-history --table orders --diff
+  firnline schema-history orders --diff
   firnline schema-history --at 120
   firnline schema-history --at-position 0/16B3748 --json
 """
@@ -43,14 +44,18 @@ COLUMNS = (
     Column("changed", cut="right"),
 )
 
-app = App(name="schema-history", help_epilogue=EPILOGUE)
+app = App(
+    name="schema-history", help_epilogue=EPILOGUE, usage="Usage: firnline schema-history [OPTIONS] [TABLE] [SPEC]"
+)
 
 
 @app.default
 def schema_history(
+    word: CapturedTable = "",
+    /,
     spec: Spec = None,
     *,
-    table: Annotated[str, Parameter(help="Only this table. [default: all]")] = "",
+    table: Annotated[str, Parameter(help="The table, as an option. [default: as above]", show_default=False)] = "",
     source: Annotated[str, Parameter(help="Only this source. [default: all]")] = "",
     at: Annotated[int | None, Parameter(help="The schemas in force after this epoch. [default: all versions]")] = None,
     at_position: Annotated[str, Parameter(help="The schemas in force there in the log. [default: all versions]")] = "",
@@ -60,6 +65,7 @@ def schema_history(
     """List the schemas that captured tables had, with the epoch and the place in the log from which each holds."""
     if at is not None and at_position:
         raise ConfigError("--at and --at-position ask for two moments", hint="Give one of them.")
+    table, spec = table_and_spec(word, spec, table)
     pipeline = load_pipeline(spec)
     from firnline.history.schemas import load_schema_history
 
@@ -71,24 +77,25 @@ def show_schemas(
     pipeline: str, history: list[RecordedSchema], at: int | None, at_position: str, diff: bool, common: Common
 ) -> None:
     """Show schemas, oldest first: all of them, or those in force at a moment."""
-    from firnline.history.schemas import epoch_at, in_force
+    from firnline.history.schemas import in_force, in_force_at
 
     shown = history
-    if at is not None or at_position:
-        shown = in_force(history, at if at is not None else epoch_at(history, at_position))
+    if at is not None:
+        shown = in_force(history, at)
+    elif at_position:
+        shown = in_force_at(history, at_position)
     if common.json:
         common.out.json({"pipeline": pipeline, "versions": [one.to_json() for one in shown]})
         return
     if not shown:
         common.out.sentence("No schema of a captured table is recorded.")
         return
-    changed = _describe(history)
-    rows = [{**one.to_json(), "changed": ", ".join(changed[id(one)])} for one in shown]
+    rows = [{**one.to_json(), "changed": ", ".join(one.changed)} for one in shown]
     common.out.table(COLUMNS, rows)
     if diff:
         for one in shown:
             common.out.sentence(f"{one.version.table} version {one.number}:")
-            for line in changed[id(one)] if one.number > 1 else [_columns(one)]:
+            for line in one.changed if one.number > 1 else [_columns(one)]:
                 common.out.sentence(f"  {line}")
     elif at is not None or at_position:
         for one in shown:
@@ -98,16 +105,3 @@ def show_schemas(
 def _columns(schema: RecordedSchema) -> str:
     """Return the columns of a schema in one line."""
     return ", ".join(f"{one.name} {one.native}{' (key)' if one.is_key else ''}" for one in schema.version.columns)
-
-
-def _describe(history: list[RecordedSchema]) -> dict[int, list[str]]:
-    """Return what each version changed, by the identity of its record."""
-    from firnline.history.schemas import describe_change
-
-    last: dict[tuple[str, str], RecordedSchema] = {}
-    found: dict[int, list[str]] = {}
-    for one in history:
-        key = (one.source, one.version.table)
-        found[id(one)] = describe_change(last[key].version if key in last else None, one.version)
-        last[key] = one
-    return found

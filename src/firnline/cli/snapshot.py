@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from firnline.cli.common import Common, Spec, load_pipeline
+from firnline.cli.common import CapturedTable, Common, Spec, load_pipeline, table_and_spec
 from firnline.cli.consent import Consent, Flag
 from firnline.cli.table import Column
 from firnline.errors import ConfigError
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 A source that captures changes reads the rows of a table once, in chunks, while
-its changes go on. --table reads them again: the run that is alive, or the next
-one, begins in its next epoch. Rows come as changes with _op read; a sink that
+its changes go on. With a table, the command has them read again: the run that is
+alive, or the next one, begins in its next epoch. Rows come as changes with _op read; a sink that
 upserts overwrites what it has. A row that the database no longer has stays in
 such a sink, unless --empty takes all rows of the table away first, in the same
-epoch. Without --table the command lists tables, and changes nothing.
+epoch. Without a table the command lists tables, and changes nothing.
 
 Output (JSON: pipeline, tables [...] with these fields):
   source, table, state (asked, running, done), rows (read so far), estimate (of
   all rows, by the server; null when done), chunks
-  With --table: pipeline, done, source, table, where, empty
+  With a table: pipeline, done, source, table, where, empty
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of the spec
 
 Examples:
   firnline snapshot
-  firnline snapshot --table orders --yes
-  firnline snapshot --table orders --where "created_at > '2026-01-01'" --yes
-  firnline snapshot --table sales.orders --empty --dry-run
+  firnline snapshot orders --yes
+  firnline snapshot orders --where "created_at > '2026-01-01'" --yes
+  firnline snapshot sales.orders shop.yml --empty --dry-run
 """
 COLUMNS = (
     Column("table"),
@@ -46,14 +46,16 @@ COLUMNS = (
     Column("source", drop=3),
 )
 
-app = App(name="snapshot", help_epilogue=EPILOGUE)
+app = App(name="snapshot", help_epilogue=EPILOGUE, usage="Usage: firnline snapshot [OPTIONS] [TABLE] [SPEC]")
 
 
 @app.default
 def snapshot(
+    word: CapturedTable = "",
+    /,
     spec: Spec = None,
     *,
-    table: Annotated[str, Parameter(help="Read this table again, with or without its schema. [default: list]")] = "",
+    table: Annotated[str, Parameter(help="The table, as an option. [default: as above]", show_default=False)] = "",
     source: Annotated[str, Parameter(help="The source that captures it. [default: the one that does]")] = "",
     where: Annotated[str, Parameter(help="Only rows for which this condition in SQL holds. [default: all]")] = "",
     empty: Annotated[bool, Flag, Parameter(help="Take the rows that sinks have of the table away first.")] = False,
@@ -61,8 +63,11 @@ def snapshot(
     common: Common = Common(),
 ) -> int:
     """Read the rows of a captured table again while its changes go on, or list how far tables have been read."""
+    table, spec = table_and_spec(word, spec, table)
     if not table and (where or empty or source or consent.yes or consent.dry_run):
-        raise ConfigError("--where, --empty, --source, --yes and --dry-run belong to --table", hint="--table NAME")
+        raise ConfigError(
+            "--where, --empty, --source, --yes and --dry-run belong to a table", hint="firnline snapshot TABLE"
+        )
     if where and empty:
         raise ConfigError("--empty takes all rows away, and --where reads some of them", hint="Leave one of them out.")
     pipeline = load_pipeline(spec)

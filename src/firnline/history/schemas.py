@@ -26,6 +26,7 @@ class RecordedSchema:
     epoch: int
     version: SchemaVersion
     left_in: int | None = None  # the epoch in which the spec no longer named the table, or another one took its name
+    changed: tuple[str, ...] = ()  # what is other than in the version before, column by column
 
     def to_json(self) -> dict[str, Json]:
         at = self.version.committed_at
@@ -37,6 +38,7 @@ class RecordedSchema:
             "epoch": self.epoch,
             "position": self.version.position,
             "committed_at": datetime.fromtimestamp(at / 1e6, UTC).isoformat() if at else None,
+            "changed": list(self.changed),
             "columns": [one.to_json() for one in self.version.columns],
         }
 
@@ -46,7 +48,8 @@ class RecordedSchema:
         at = value["committed_at"]
         micros = round(datetime.fromisoformat(at).timestamp() * 1e6) if at else 0
         version = SchemaVersion.from_json({**value, "committed_at": micros})
-        return cls(str(value["source"]), int(value["version"]), int(value["epoch"]), version)
+        changed = tuple(value.get("changed", ()))
+        return cls(str(value["source"]), int(value["version"]), int(value["epoch"]), version, changed=changed)
 
 
 def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "") -> list[RecordedSchema]:
@@ -57,7 +60,7 @@ def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "
         table: Only this table, with or without its schema; empty: all of them.
         source: Only this source; empty: all of them.
     """
-    counts: dict[tuple[str, str], int] = {}
+    newest: dict[tuple[str, str], RecordedSchema] = {}
     left: dict[tuple[str, str], int] = {}  # by source and table: when it was left, after the records so far
     recorded: list[tuple[int, str, SchemaVersion, int | None]] = []
     for epoch, name, record in _records(pipeline):  # newest first
@@ -68,10 +71,13 @@ def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "
             left[(name, str(record["left"]["table"]))] = epoch
     found = []
     for epoch, name, version, left_in in reversed(recorded):
-        key = (name, version.table)
-        counts[key] = counts.get(key, 0) + 1
+        before = newest.get((name, version.table))
+        number, changed = (1, describe_change(None, version))
+        if before is not None:
+            number, changed = before.number + 1, describe_change(before.version, version)
+        one = newest[(name, version.table)] = RecordedSchema(name, number, epoch, version, left_in, tuple(changed))
         if table in ("", version.table, version.table.partition(".")[2]) and source in ("", name):
-            found.append(RecordedSchema(name, counts[key], epoch, version, left_in))
+            found.append(one)
     return found
 
 
@@ -145,35 +151,39 @@ def in_force(history: list[RecordedSchema], epoch: int) -> list[RecordedSchema]:
     return [one for one in found if one.left_in is None or epoch < one.left_in]
 
 
-def epoch_at(history: list[RecordedSchema], position: str) -> int:
-    """Return the epoch of the last version that begins at or before a place in the log, in the database's words.
+def in_force_at(history: list[RecordedSchema], position: str) -> list[RecordedSchema]:
+    """Return the schemas that were in force at a place in the log, in the database's words, by source and table.
 
     Raises:
         ConfigError: no version begins there or before it.
     """
     wanted = _order(position)
-    before = [one.epoch for one in history if _order(one.version.position) <= wanted]
+    if wanted is None:
+        raise ConfigError(
+            f"{position!r} is no place in a log that can be compared",
+            hint="Write it as the listing does: 0/16B3748 (PostgreSQL) or binlog.000002:4711 (MySQL).",
+        )
+    orders = ((one, _order(one.version.position)) for one in history)
+    # Places of another kind of log are not compared.
+    before = [one for one, order in orders if order is not None and order[0] == wanted[0] and order <= wanted]
     if not before:
         raise ConfigError(
             f"no schema was in force at {position}",
             hint="Positions are written as in the listing: firnline schema-history.",
         )
-    return max(before)
+    return in_force(before, max(one.epoch for one in before))
 
 
-def _order(position: str) -> tuple[int, ...]:
+def _order(position: str) -> tuple[str, int, int] | None:
     """Return what orders places of one log: hexadecimal parts of PostgreSQL, file and position of MySQL."""
     try:
         if "/" in position:
             high, _, low = position.partition("/")
-            return (int(high, 16), int(low, 16))
+            return "lsn", int(high, 16), int(low, 16)
         file, _, place = position.rpartition(":")
-        return (int(file.rpartition(".")[2]), int(place))
+        return "file", int(file.rpartition(".")[2]), int(place)
     except ValueError:
-        raise ConfigError(
-            f"{position!r} is no place in a log that can be compared",
-            hint="Write it as the listing does: 0/16B3748 (PostgreSQL) or binlog.000002:4711 (MySQL).",
-        ) from None
+        return None
 
 
 def describe_change(before: SchemaVersion | None, after: SchemaVersion) -> list[str]:

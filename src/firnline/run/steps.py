@@ -59,7 +59,7 @@ from firnline.run.status import RunLog
 from firnline.run.topology import Taking, TopologySnapshots
 from firnline.run.upkeep import Upkeep
 from firnline.schema import merge, schema_from_json, schema_to_json, widen, wider_columns
-from firnline.sinks.base import Sink
+from firnline.sinks.base import FORBIDDEN, Sink
 from firnline.sinks.outbox import release
 from firnline.sinks.parking import is_parked
 from firnline.sinks.shaping import check_settings, find_unknown_columns
@@ -447,6 +447,8 @@ class Steps:
                     schema = sink.find_schema() or pa.schema([])
                 receipt = sink.commit(entry_commit(self._pipeline, sink, entry, ref, schema), self._jobs.run_tasks)
             except SchemaError as error:
+                if FORBIDDEN in error.fields:
+                    raise
                 logger.warning("epoch lost: the table does not take it", extra={"reason": error.message})
                 self._on_lost(error)
                 self._learn_columns(self._progress.bases[inflight.base])

@@ -38,6 +38,9 @@ from firnline.types import Clock, Delivery, EntryRef, Json, Receipt
 # -- values -----------------------------------------------------------------------------------------------
 
 
+FORBIDDEN = "forbidden"  # a field of a SchemaError: the spec forbids the columns, so that planning again does not help
+
+
 class GoesBack(enum.Enum):
     """Whether a sink can remove rows again."""
 

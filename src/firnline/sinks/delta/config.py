@@ -73,6 +73,11 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
         description="Also write the blizzard: checkpoint (docs/interop.md): auto on tables that Firnline created, "
         "blizzard always, none never.",
     )
+    evolution: Literal["add", "fail"] = Field(
+        default="add",
+        description="A column that the table lacks is added, and one that needs a wider type gets it; or (fail) the "
+        "epoch is not committed, and the sink stops. schema.evolution of the source says what becomes a column at all.",
+    )
     start: Literal["now", "beginning", "snapshot"] = Field(  # type: ignore[assignment]  # more than other sinks have
         default="now",
         description="What a table gets if it is added to a pipeline with history. now: every later epoch. snapshot: "
@@ -114,9 +119,12 @@ class DeltaSinkConfig(DeliveryConfig, RecordsConfig):
         return differ(columns, "column")
 
     @model_validator(mode="after")
-    def _no_staged_upsert(self) -> DeltaSinkConfig:
+    def _mode_fits(self) -> DeltaSinkConfig:
         if self.write == "upsert" and self.mode == "staged":
             raise fail("upsert is not possible with mode: staged", "write", hint="Write `mode: direct`.")
+        if self.evolution == "fail" and self.mode == "staged":
+            hint = "Write `mode: direct`, or `schema: {evolution: fail}` at the source."
+            raise fail("not with mode: staged, where the committer adds columns", "evolution", hint=hint)
         return self
 
     @model_validator(mode="after")

@@ -39,6 +39,7 @@ class DeltaSinkOptions(SinkOptions):
     # What it gets if it is added to a pipeline with history; empty: a snapshot of the captured tables that it reads, if
     # nothing stands against it. A table with `start` never decides.
     start: Literal["", "now", "snapshot"] = field(default="", kw_only=True)
+    evolution: Literal["add", "fail"] = field(default="add", kw_only=True)  # what a new or wider column does
 
     @property
     def location(self) -> str:
@@ -87,6 +88,7 @@ class DeltaPartsOptions(FollowerOptions):
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     sequence_by: str | None = field(default=None, kw_only=True)
     delete_when: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+    evolution: Literal["add", "fail"] = field(default="add", kw_only=True)  # as of a table
 
     @property
     def location(self) -> str:

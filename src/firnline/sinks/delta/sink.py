@@ -27,8 +27,10 @@ from firnline.errors import (
     TableLostError,
 )
 from firnline.names import JOURNAL, WIDENED, probe_key
+from firnline.options import LINEAGE, MISSING, MOVED
 from firnline.schema import RESCUED_COLUMN, type_to_text, widen, wider_columns
 from firnline.sinks.base import (
+    FORBIDDEN,
     Capabilities,
     Decided,
     Effect,
@@ -60,6 +62,7 @@ from firnline.types import Delivery, EntryRef, Json, Receipt
 logger = logging.getLogger(__name__)
 
 CONFLICT_TRIES = 100  # each is another writer's commit that landed first
+_NOW_AND_THEN = frozenset({RESCUED_COLUMN, MISSING, MOVED})  # columns that some rows have, whatever the input is
 
 
 class DeltaSink(Sink):
@@ -383,6 +386,7 @@ class DeltaSink(Sink):
             if repeated is not None:
                 return repeated
             try:
+                self._check_evolution(commit.schema)
                 if self._evolve(commit.schema, onto, commit.checkpoint.epoch):
                     continue  # the version moved: the fence must hold under the new one
                 version = self._append(commit, onto, run_tasks)
@@ -449,6 +453,28 @@ class DeltaSink(Sink):
         if (epoch, entry, checkpoint.epoch) != (before, expected, before + 1):
             raise FencedError(f"{self.name} is at epoch {epoch}, not at the one before {checkpoint.epoch}")
         return None
+
+    def _check_evolution(self, wanted: pa.Schema) -> None:
+        """Refuse columns that the table lacks, or that need a wider type, if the spec says so.
+
+        The first columns of rows are no change, nor is a column that rows have only now and then.
+        """
+        if self._options.evolution != "fail":
+            return
+        table = self._table.schema()
+        if set(table.names) <= {RESCUED_COLUMN, *LINEAGE, *self._options.partition_by}:
+            return
+        missing = [one for one in missing_fields(table, as_in_table(wanted, table)) if one.name not in _NOW_AND_THEN]
+        changes = [f"lacks the column {one.name!r} ({type_to_text(one)})" for one in missing]
+        for name, kind in wider_columns(table, wanted).items():
+            old, new = type_to_text(table.field(name)), type_to_text(pa.field(name, kind))
+            changes.append(f"has {name!r} as {old}, and the rows have {new}")
+        if changes:
+            raise SchemaError(
+                f"the table {self._table.uri} {'; it '.join(changes)}, and the sink {self.name} has evolution: fail",
+                hint=f"Set `evolution: add` on the sink {self.name}, or change the table yourself; then run again.",
+                **{FORBIDDEN: True, "table": self._table.uri},
+            )
 
     def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:
         """Add missing columns to the table, in a separate commit just before the data. Returns whether it did.

@@ -247,6 +247,7 @@ class DeltaPartsSink(Follower):
                 partition_by=settings.partition_by,
                 file_size=settings.file_size,
                 interop="none",
+                evolution=settings.evolution,
                 storage_options=settings.storage_options,
                 sequence_by=own["sequence_by"],
                 delete_when={column: tuple(values) for column, values in own["delete_when"].items()},

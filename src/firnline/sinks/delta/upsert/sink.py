@@ -483,6 +483,9 @@ class UpsertSink(DeltaSink):
             self._check_columns(key, columns, order)
         super()._create(replace(commit, schema=columns))
 
+    def _check_evolution(self, wanted: pa.Schema) -> None:
+        super()._check_evolution(table_columns(wanted))
+
     def _evolve(self, wanted: pa.Schema, onto: int, epoch: int) -> bool:
         return super()._evolve(table_columns(wanted), onto, epoch)
 
