@@ -194,3 +194,29 @@ def test_the_trend_of_a_run_is_shown(client: TestClient, folder: Path, monkeypat
         assert body["points"][0]["durations_ms"].keys() >= {"plan", "run", "stage", "commit"}
     for days in ("0", "31", "x"):
         assert client.get(f"/pipelines/flights/trend?days={days}", headers=bearer("read")).status_code == 422
+
+
+def test_columns_that_epochs_added_are_shown(client: TestClient, folder: Path) -> None:
+    for name, text in (("a", '{"a": 3}'), ("b", '{"a": 4, "late": 1}'), ("c", '{"a": 5}')):
+        (folder / "in" / f"later-{name}.ndjson").write_text(f"{text}\n")
+        run_locally(Pipeline.load(folder / "firnline.yml").options)
+    newest = client.get("/pipelines/flights/epochs", headers=bearer("read")).json()["epochs"][0]["epoch"]
+    body = client.get("/pipelines/flights/schemas", headers=bearer("read")).json()
+    assert body["schemas"] == []  # it captures no tables
+    added = [(one["epoch"], one["added"]) for one in body["columns"] if one["added"]]
+    assert added == [(newest - 1, {"late": "int64"})]
+    page = client.get("/p/flights/schemas", headers={**bearer("read"), "Accept": "text/html"}).text
+    assert "<code>late</code> int64" in page
+
+
+def test_the_audit_says_who_wanted_what(client: TestClient) -> None:
+    for verb in ("pause", "stop"):
+        assert client.post(f"/pipelines/flights/{verb}", headers=bearer("operate")).status_code == 202
+    assert client.post("/pipelines/flights/pause", headers=bearer("admin")).status_code == 202
+    wishes = client.get("/pipelines/flights/audit", headers=bearer("read")).json()["wishes"]
+    assert [(one["wanted"], one["by"]) for one in wishes] == [
+        ("paused", "admin"),
+        ("stopped", "operate"),
+        ("paused", "operate"),
+    ]
+    assert wishes[0]["at"] > wishes[1]["at"] > wishes[2]["at"]

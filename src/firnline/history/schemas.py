@@ -1,10 +1,11 @@
-"""The schema history of a pipeline: every schema of a captured table, and from which epoch on it holds."""
+"""The schema history of a pipeline: every schema of a captured table, and the columns that epochs added to sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Literal
 
 from firnline.checkpoint.ledger import Fold
@@ -50,6 +51,41 @@ class RecordedSchema:
         version = SchemaVersion.from_json({**value, "committed_at": micros})
         changed = tuple(value.get("changed", ()))
         return cls(str(value["source"]), int(value["version"]), int(value["epoch"]), version, changed=changed)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """The columns that rows of an epoch had for a sink, and rows before had not."""
+
+    epoch: int
+    sink: str
+    created_at: str
+    added: dict[str, Json]  # name -> type
+    changed: dict[str, list[Json]]  # name -> the type before, and the type since
+
+
+def load_column_changes(pipeline: OpenPipeline, epochs: int) -> list[ColumnChange]:
+    """Return the changes of columns within the newest epochs, newest first; what the oldest of them has is no change.
+
+    A history edit, such as a rollback, begins anew with the columns that the table had then.
+    """
+    entries = list(islice(pipeline.entries(pipeline.load().entry), epochs))
+    known: dict[str, dict[str, Json]] = {}
+    found: list[ColumnChange] = []
+    for entry in reversed(entries):
+        if entry.is_history_edit:
+            known = {pipeline.deciding.name: {str(one["name"]): one["type"] for one in entry.schema}}
+        for sink in (name for name, files in entry.staged.items() if files):
+            columns = {str(one["name"]): one["type"] for one in entry.schema_of(sink)}
+            before = known.get(sink)
+            known[sink] = {**(before or {}), **columns}
+            if before is None:
+                continue
+            added = {name: kind for name, kind in columns.items() if name not in before}
+            changed = {name: [before[name], kind] for name, kind in columns.items() if before.get(name, kind) != kind}
+            if added or changed:
+                found.append(ColumnChange(entry.epoch, sink, entry.checkpoint.created_at, added, changed))
+    return found[::-1]
 
 
 def load_schema_history(pipeline: OpenPipeline, table: str = "", source: str = "") -> list[RecordedSchema]:

@@ -22,7 +22,7 @@ from firnline.history.epoch import RecordedSteps, load_epoch, load_steps
 from firnline.history.inputs import load_inputs
 from firnline.history.quarantine import load_quarantine
 from firnline.history.savepoints.catalog import list_savepoints
-from firnline.history.schemas import load_schema_history
+from firnline.history.schemas import load_column_changes, load_schema_history
 from firnline.history.sinks import load_sinks
 from firnline.history.snapshots import load_progress
 from firnline.history.state import load_state_view, snapshots_of
@@ -41,6 +41,7 @@ router = APIRouter(prefix="/pipelines/{name}", tags=["history"], route_class=Api
 
 Epoch = Annotated[int, PathParameter(ge=0, le=2**62)]
 Text = Annotated[str | None, Query(max_length=200)]
+COMPARED_EPOCHS = 300  # the newest ones, whose columns are compared
 
 
 def _warn(text: str) -> None:
@@ -202,10 +203,35 @@ def list_sources(service: TheService, name: Name, _: Reader) -> dict[str, Json]:
 def list_schemas(
     service: TheService, name: Name, _: Reader, table: Text = None, limit: Limit = DEFAULT_LIMIT, after: After = None
 ) -> dict[str, Json]:
-    """List the schemas that captured tables had, newest first."""
-    found = reversed(load_schema_history(service.open(name), table or ""))
-    rows, more = page((one.to_json() for one in found), limit, after)
-    return {"pipeline": name, "schemas": rows, "next": more}
+    """List the schemas that captured tables had, newest first; `changes`: what each changed of the one before.
+
+    `columns`, on the first page: the columns that the newest epochs added to sinks or changed.
+    """
+    pipeline = service.open(name)
+    found = _with_changes([one.to_json() for one in load_schema_history(pipeline, table or "")])
+    rows, more = page(reversed(found), limit, after)
+    columns = [asdict(one) for one in load_column_changes(pipeline, COMPARED_EPOCHS)] if after is None else []
+    return {"pipeline": name, "schemas": rows, "columns": columns, "columns_of": COMPARED_EPOCHS, "next": more}
+
+
+def _with_changes(rows: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Add to each schema, oldest first, the columns that it added, removed or changed."""
+    before: dict[tuple[Json, Json], dict[str, Json]] = {}
+    found = []
+    for row in rows:
+        key = (row["source"], row["table"])
+        columns = {str(one["name"]): one for one in row["columns"]}
+        known = before.get(key)
+        changes = None
+        if known is not None:
+            changes = {
+                "added": [one for one in columns if one not in known],
+                "removed": [one for one in known if one not in columns],
+                "changed": [one for one in columns if one in known and columns[one] != known[one]],
+            }
+        before[key] = columns
+        found.append({**row, "changes": changes})
+    return found
 
 
 @router.get("/state")
@@ -253,7 +279,11 @@ def list_runs(service: TheService, name: Name, _: Reader) -> dict[str, Json]:
 def list_audit(
     service: TheService, name: Name, _: Reader, limit: Limit = DEFAULT_LIMIT, after: After = None
 ) -> dict[str, Json]:
-    """List who changed the history of the pipeline, newest first."""
+    """List who changed the history of the pipeline, newest first.
+
+    `wishes`, on the first page: who wanted it to run, paused or stopped, and since when; the newest 20.
+    """
     found = load_audit_rows(service.open(name), limit, read_next(after))
     more = write_next(int(found.rows[-1]["version"])) if found.more and found.rows else None
-    return {"pipeline": name, "audit": found.rows, "next": more}
+    wishes = [asdict(one) for one in service.supervisor.load_wishes(name)] if after is None else []
+    return {"pipeline": name, "audit": found.rows, "wishes": wishes, "next": more}

@@ -97,9 +97,7 @@ def _wish(service: Service, name: str, wanted: Wanted, identity: Identity) -> di
 
 
 def _ask(service: Service, name: str, request: dict[str, Json]) -> dict[str, Json]:
-    import os
-
-    answer = ask(service.supervisor.get(name).registered.usable, request, os.environ)
+    answer = ask(service.supervisor.get(name).registered.usable, request, service.supervisor.environ)
     if "ticket" not in answer:
         raise ControlError("the run did not take the request")
     return {key: value for key, value in answer.items() if key != "ok"}

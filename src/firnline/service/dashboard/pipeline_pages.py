@@ -57,7 +57,7 @@ TABS = (
     ("audit", "Audit"),
     ("spec", "Spec"),
 )
-SLOW_SECONDS = 15.0  # readings that list input or ask servers
+SLOW_SECONDS = 15.0  # readings that list input, ask servers or read many epochs
 TIMELINE_EPOCHS, CHART_EPOCHS = 40, 300
 RECORD_MOST_MS = 60_000  # a checkpoint that was recorded later was recorded by another run
 LOG_BYTES = 128 * 1024
@@ -86,7 +86,7 @@ class _Asked:
         seen = service.supervisor.get(self.name)
         row = summary(seen, now)
         reading, problem = None, None
-        slow = SLOW_SECONDS if part in ("overview", "sources", "sinks", "files") else FRESH_SECONDS
+        slow = SLOW_SECONDS if part in ("overview", "sources", "sinks", "files", "schemas") else FRESH_SECONDS
         try:
             reading = self.read((part, *key), load, slow) if load is not None else None
         except FirnlineError as error:
@@ -342,33 +342,12 @@ def dead_letters(
 @router.get("/schemas")
 @kept
 def schemas(request: Request, service: TheService, name: Name, identity: Reader, after: After = None) -> HTMLResponse:
-    """Show the schemas that captured tables had, and what changed."""
+    """Show the schemas that captured tables had and what changed, and the columns that epochs added."""
 
-    def load() -> dict[str, Any]:
-        found = history.list_schemas(service, name, identity, None, DEFAULT_LIMIT, after)
-        return {**found, "schemas": _with_changes(found["schemas"])}
+    def load() -> dict[str, Json]:
+        return history.list_schemas(service, name, identity, None, DEFAULT_LIMIT, after)
 
     return _Asked(request, service, name, identity).show("schemas", load, after, after=after)
-
-
-def _with_changes(rows: list[dict[str, Json]]) -> list[dict[str, Any]]:
-    """Add to each schema, newest first, the columns that it added, removed or changed."""
-    before: dict[tuple[object, object], dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
-    for row in reversed(rows):
-        key = (row["source"], row["table"])
-        columns = {str(one["name"]): one for one in row["columns"]}
-        known = before.get(key)
-        changes = None
-        if known is not None:
-            changes = {
-                "added": [one for one in columns if one not in known],
-                "removed": [one for one in known if one not in columns],
-                "changed": [one for one in columns if one in known and columns[one] != known[one]],
-            }
-        before[key] = columns
-        found.append({**row, "changes": changes})
-    return found[::-1]
 
 
 @router.get("/state")

@@ -257,6 +257,10 @@ class Supervisor:
         """Read what is wanted of a pipeline now."""
         return self._wishes(self._reachable(name)).load()
 
+    def load_wishes(self, name: str) -> list[Wish]:
+        """Read what was wanted of a pipeline, newest first, as far as it is kept."""
+        return self._wishes(self._reachable(name)).load_later(0)[::-1]
+
     def is_launched(self, name: str) -> bool:
         """Whether a run that a service started may be alive."""
         return any(one.is_alive for one in self._judge(self._reachable(name)))

@@ -113,29 +113,50 @@
       search.select();
     }
   });
-  // What a person does to a part of the page outlives its refresh: focus, open details, sideways scrolling.
+  // What a person does to a part of the page outlives its refresh: focus, ticks, open details, sideways scrolling.
   let kept = null;
   let pressed = false;
 
+  // What a person can reach with the keyboard, by a name that the same thing has in the part that replaces this one.
+  function controls(live) {
+    const found = new Map();
+    const seen = new Map();
+    for (const one of live.querySelectorAll("a[href], button, input, summary, [tabindex]")) {
+      const fields = one.form ? [...one.form.elements].filter(field => field.type === "hidden").map(field => field.value) : [];
+      const row = one.closest("tr")?.querySelector("th")?.textContent;
+      const name = [one.id, one.tagName, one.getAttribute("href"), one.name, one.form?.getAttribute("action"), ...fields, row].join("\n");
+      seen.set(name, (seen.get(name) || 0) + 1);
+      found.set(`${name}\n${seen.get(name)}`, one);
+    }
+    return found;
+  }
+
   function keep(live) {
-    const focused = document.activeElement;
-    const href = live.contains(focused) ? focused.getAttribute("href") : null;
+    const now = [...controls(live)];
     kept = {
-      id: live.contains(focused) ? focused.id : "",
-      href,
-      index: href ? [...live.querySelectorAll(`a[href="${CSS.escape(href)}"]`)].indexOf(focused) : 0,
-      open: [...live.querySelectorAll("details")].map(one => one.open),
+      focused: now.find(([, one]) => one === document.activeElement)?.[0],
+      ticked: now.filter(([, one]) => one.checked).map(([name]) => name),
+      open: now.filter(([, one]) => one.parentElement.open).map(([name]) => name),
       scrolled: [...live.querySelectorAll(".scroll")].map(one => one.scrollLeft),
     };
   }
 
   function restore(live) {
-    live.querySelectorAll("details").forEach((one, index) => { one.open = Boolean(kept.open[index]); });
+    const now = controls(live);
+    for (const name of kept.ticked) if (now.has(name)) now.get(name).checked = true;
+    for (const name of kept.open) if (now.has(name)) now.get(name).parentElement.open = true;
     live.querySelectorAll(".scroll").forEach((one, index) => { one.scrollLeft = kept.scrolled[index] || 0; });
-    const same = kept.id ? document.getElementById(kept.id)
-      : kept.href ? live.querySelectorAll(`a[href="${CSS.escape(kept.href)}"]`)[kept.index] : null;
-    if (same) same.focus({preventScroll: true});
+    now.get(kept.focused)?.focus({preventScroll: true});
     kept = null;
+  }
+
+  // A screen reader is told what changed, once: what is replaced itself every few seconds cannot be a live region.
+  let said = document.querySelector("[data-say]")?.dataset.say;
+
+  function say() {
+    const now = document.querySelector("[data-say]")?.dataset.say;
+    if (now && now !== said) document.getElementById("said").textContent = now;
+    said = now;
   }
 
   addEventListener("pointerdown", () => { pressed = true; }, true);
@@ -145,7 +166,8 @@
     // A refused action is shown in its dialog; a page that failed to refresh stays as it is, and turns grey.
     if (event.detail.isError && target.id === "dialog") event.detail.shouldSwap = true;
     if (target.id !== "live") return;
-    if (pressed) event.detail.shouldSwap = false;  // a click under way must reach what it was meant for
+    // A click under way must reach what it was meant for; a dialog gives the focus back to what opened it.
+    if (pressed || document.getElementById("dialog").open) event.detail.shouldSwap = false;
     else keep(target);
   });
   document.addEventListener("htmx:afterSwap", event => {
@@ -154,6 +176,7 @@
     const live = document.getElementById("live");
     if (kept && live) restore(live);
     prepare(document);
+    say();
   });
   document.addEventListener("htmx:sendError", () => setOffline(true));
   document.addEventListener("htmx:timeout", () => setOffline(true));
