@@ -110,6 +110,30 @@ def test_what_others_did_since_the_plan_is_a_change(client: TestClient, folder: 
     assert (code, problem["code"]) == (409, "plan-changed")
 
 
+def test_files_lost_since_the_plan_refuse_it(client: TestClient, folder: Path) -> None:
+    table = DeltaTable(str(folder / "out"))
+    before = set(table.file_uris())
+    table.optimize.compact()
+    _, plan = post(client, "rollback", {"to": 2, "accept": ["OPTIMIZE"]})
+    assert plan["confirmable"], plan
+    for lost in before:  # as a vacuum does
+        Path(lost).unlink()
+    code, problem = post(client, f"rollback/{plan['id']}/confirm")
+    assert (code, problem["code"]) == (409, "rollback-refused")
+    assert rows(folder) == [1, 2, 3, 4]
+    assert [row["outcome"] for row in audit(client)] == []  # nothing was begun
+
+
+def test_input_lost_since_the_plan_refuses_it(client: TestClient, folder: Path) -> None:
+    _, plan = post(client, "rollback", {"to": 2})
+    assert plan["plan"]["input_files"] == 2
+    for lost in sorted((folder / "in").iterdir())[2:]:
+        lost.unlink()
+    code, problem = post(client, f"rollback/{plan['id']}/confirm")
+    assert (code, problem["code"]) == (409, "rollback-refused")
+    assert rows(folder) == [1, 2, 3, 4]
+
+
 def test_another_rollback_since_the_plan_is_a_change(client: TestClient, folder: Path) -> None:
     _, one = post(client, "rollback", {"to": 2})
     _, other = post(client, "rollback", {"to": 3})

@@ -8,21 +8,26 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter
 from starlette.testclient import TestClient
 
 import firnline
+from firnline.cli.server import Server
 from firnline.errors import FirnlineError
+from firnline.jobs.spark import DEFAULTS, LOCAL_DEFAULTS
 from firnline.pipeline import Pipeline
+from firnline.schema_registry import RegistryError, SchemaRegistry
 from firnline.service.access.guard import HEADERS
 from firnline.service.api.common import Service, ShownRoute
-from firnline.service.app import ROUTERS
+from firnline.service.app import API, PAGES, ROUTERS
 from firnline.service.events import Events
 from firnline.testing.local import run_locally
+from tests.support.receiver import Reply, running_receiver
 from tests.support.service import NAME, SPEC, bearer, run_epochs, serving, write_pipeline
 
 SOURCES = Path(firnline.__file__).parent
@@ -40,6 +45,30 @@ def served(tmp_path: Path) -> Iterator[tuple[TestClient, Service]]:
 def describe(client: TestClient) -> dict[str, Any]:
     found: dict[str, Any] = client.get("/api/v1/openapi.json", headers=bearer("read")).json()
     return found
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
+OPEN = ("/healthz", "/readyz", "/login", "/static/{content_hash}/{name}")  # they tell nothing of a pipeline
+
+
+def paths_of(routers: Iterable[APIRouter]) -> set[str]:
+    return {str(getattr(route, "path", "")) for router in routers for route in router.routes}
+
+
+def test_no_registered_path_answers_any_method_without_a_token(served: tuple[TestClient, Service]) -> None:
+    client, _ = served
+    found = {f"{prefix}{path}" for path in paths_of(ROUTERS) for prefix in (API, "")}
+    found |= {*paths_of(PAGES), f"{API}/openapi.json"}
+    assert {"/", "/p/{name}", "/metrics", "/pipelines/{name}/pause", "/api/v1/pipelines/{name}/rollback"} <= found
+    assert len(found) > 120
+    for path in sorted(found - set(OPEN)):
+        url = path.replace("{name}", NAME).replace("{plan}", "0" * 16)
+        for method in METHODS:
+            answer = client.request(method, url, headers={"Origin": "http://127.0.0.1:8080"}, follow_redirects=False)
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+        page = client.get(url, headers={"Accept": "text/html"}, follow_redirects=False)
+        assert page.status_code == 401 or page.headers["location"].startswith("/login"), path
 
 
 def test_ids_and_names_of_every_route_are_checked(served: tuple[TestClient, Service]) -> None:
@@ -240,11 +269,40 @@ def test_there_is_no_shell_and_no_pickle_in_what_is_stored() -> None:
             assert name not in ("os.system", "os.popen", "pickle.load", "pickle.loads", "yaml.load"), path
             for keyword in call.keywords if name.startswith("subprocess.") else ():
                 assert not (keyword.arg == "shell" and ast.unparse(keyword.value) != "False"), path
-        if "service" in path.parts or "stores" in path.parts or "checkpoint" in path.parts:
+        if {"service", "stores", "checkpoint"} & set(path.relative_to(SOURCES).parts):
             imported = {
                 alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
             } | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
             assert not imported & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}, path
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir [{path}]", "!!python/name:os.mkdir x", "!bomb x"])
+def test_a_spec_is_read_without_making_the_objects_that_it_names(tag: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    (tmp_path / "firnline.yml").write_text(f"{SPEC}batch: {{max_files: {tag.format(path=made)}}}\n")
+    with pytest.raises(FirnlineError):
+        Pipeline.load(tmp_path / "firnline.yml")
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_no_client_of_ours_follows_a_redirect_with_its_token(status: int, tmp_path: Path) -> None:
+    """The sinks' client: tests/integration/test_http_sink.py."""
+    (tmp_path / "token").write_text("t" * 40)
+    with running_receiver() as asked, running_receiver() as other:
+        asked.behaviour = lambda _, __: Reply(status, {"Location": other.url})
+        url = asked.url.removesuffix("/rows")
+        with pytest.raises(FirnlineError):
+            Server(url, str(tmp_path / "token")).post("/pipelines/flights/stop")
+        with pytest.raises(RegistryError):
+            SchemaRegistry({"url": url, "token": "t" * 40}).register("s", '"string"')
+        assert len(asked.requests) == 2
+        assert other.requests == []
+
+
+def test_the_interface_of_spark_is_off_and_spark_listens_on_loopback() -> None:
+    assert DEFAULTS["spark.ui.enabled"] == "false"
+    assert {LOCAL_DEFAULTS[key] for key in ("spark.driver.bindAddress", "spark.driver.host")} == {"127.0.0.1"}
 
 
 def test_faults_are_never_set_over_rest(served: tuple[TestClient, Service]) -> None:
