@@ -185,26 +185,14 @@ def show(
 ) -> int:
     """Show members, channels, lag, cycles, and tables or topics with several writers."""
     from firnline.history.topology.graph import make_topology
-    from firnline.history.topology.show import load_view
+    from firnline.history.topology.show import load_view, show_topology
     from firnline.spec.topology import load_topology
 
     loaded = load_topology(files, environ=os.environ)
     topology = make_topology(loaded.pipelines)
     view = load_view(topology, datetime.now(UTC))
     if common.json:
-        common.out.json(
-            {
-                "topology": loaded.name,
-                "members": [member.to_json() for member in view.members],
-                "channels": [channel.to_json() for channel in view.channels],
-                "cycles": [list(cycle) for cycle in topology.cycles],
-                "outside": topology.outside,
-                "conflicts": [
-                    {"place": one.place, "writers": [{"pipeline": p, "sink": s} for p, s in one.writers]}
-                    for one in topology.conflicts
-                ],
-            }
-        )
+        common.out.json(show_topology(loaded.name, topology, view))
     else:
         _show(common.out, topology, view)
     return 1 if topology.conflicts else 0

@@ -7,22 +7,29 @@ from fastapi.responses import JSONResponse
 
 from firnline import __version__
 from firnline.service.access.guard import Guard, Rules
-from firnline.service.api import actions, events, history, pipelines, trend, work
+from firnline.service.api import actions, events, history, pipelines, topologies, trend, work
 from firnline.service.api.common import Service
-from firnline.service.dashboard import pages, pipeline_pages, plan_pages, static
+from firnline.service.dashboard import pages, pipeline_pages, plan_pages, static, topology_pages
 from firnline.service.dashboard.errors import answer, show
 from firnline.service.dashboard.readings import Readings
 from firnline.service.dashboard.render import prepare
 from firnline.service.problems import handle_errors
 
 API = "/api/v1"
-PAGES: tuple[APIRouter, ...] = (pages.router, pipeline_pages.router, plan_pages.router, static.router)
+PAGES: tuple[APIRouter, ...] = (
+    pages.router,
+    pipeline_pages.router,
+    plan_pages.router,
+    topology_pages.router,
+    static.router,
+)
 ROUTERS: tuple[APIRouter, ...] = (
     pipelines.router,
     work.router,
     history.router,
     actions.router,
     trend.router,
+    topologies.router,
     events.router,
 )
 

@@ -12,6 +12,7 @@ from firnline.errors import ConfigError, FirnlineError
 from firnline.options import PipelineOptions
 from firnline.spec.build import build_options
 from firnline.spec.loading import FILE_NAMES, load_spec
+from firnline.spec.topology import TOPOLOGY_NAMES, is_topology
 
 MAX_PIPELINES = 10_000
 _SUFFIXES = (".yml", ".yaml")
@@ -53,7 +54,8 @@ class Registered:
 class Registry:
     """The registered pipelines by name, in the order of their names.
 
-    A folder means its own `*.yml` and `*.yaml` files, and a `firnline.yml` in each folder inside it.
+    A folder means its own `*.yml` and `*.yaml` files, and a `firnline.yml` in each folder inside it; topology files are
+    no pipelines.
     """
 
     def __init__(self, places: Sequence[str | os.PathLike[str]], environ: Mapping[str, str]) -> None:
@@ -109,15 +111,26 @@ class Registry:
         for place in self._places:
             if place.is_dir():
                 entries = sorted(place.iterdir())
-                found += [entry for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()]
+                files = [entry for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()]
+                found += [entry for entry in files if not is_topology(entry)]
                 inner = [entry / name for entry in entries if entry.is_dir() for name in FILE_NAMES]
                 found += [path for path in inner if path.is_file()]
             elif place.is_file():
-                found.append(place)
+                found += [place] if not is_topology(place) else []
             else:
                 raise ConfigError(f"{place}: no such file or folder", hint="Name a folder of pipeline files.")
         if len(found) > MAX_PIPELINES:
             raise ConfigError(f"more than {MAX_PIPELINES:,} pipeline files", hint="Serve them by several services.")
+        return list(dict.fromkeys(found))
+
+    def topology_files(self) -> list[Path]:
+        """Return the topology files: in the folders of pipeline files, in each folder inside them, or by name."""
+        found: list[Path] = []
+        for place in self._places:
+            entries = sorted(place.iterdir()) if place.is_dir() else [place]
+            found += [entry for entry in entries if is_topology(entry) and entry.is_file()]
+            inner = [entry / name for entry in entries if entry.is_dir() for name in TOPOLOGY_NAMES]
+            found += [path for path in inner if path.is_file()]
         return list(dict.fromkeys(found))
 
     def _load(self, path: Path) -> Registered:

@@ -64,6 +64,11 @@ def load_topology(
     return LoadedTopology("", None, pipelines)
 
 
+def is_topology(path: Path) -> bool:
+    """Return whether a file is a topology file, by its name."""
+    return path.name.endswith(TOPOLOGY_NAMES)
+
+
 def _find_topology(path: Path) -> Path | None:
     """Return the topology file that a word names: by the name of the file, or a folder that holds one."""
     if path.is_dir():
@@ -72,7 +77,7 @@ def _find_topology(path: Path) -> Path | None:
             raise SpecError(f"{path} holds both {' and '.join(TOPOLOGY_NAMES)}", hint="Delete or rename one.")
         is_pipeline = any((path / name).is_file() for name in FILE_NAMES)
         return found[0] if found and not is_pipeline else None
-    return path if path.name.endswith(TOPOLOGY_NAMES) else None
+    return path if is_topology(path) else None
 
 
 def _load(path: Path, environ: Mapping[str, str], cwd: Path) -> LoadedTopology:

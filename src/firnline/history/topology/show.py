@@ -62,6 +62,21 @@ class TopologyView:
     channels: list[ChannelView]
 
 
+def show_topology(name: str, topology: Topology, view: TopologyView) -> dict[str, Json]:
+    """Return the fields that commands and the service show; `name` is empty if no file names the members."""
+    return {
+        "topology": name,
+        "members": [member.to_json() for member in view.members],
+        "channels": [channel.to_json() for channel in view.channels],
+        "cycles": [list(cycle) for cycle in topology.cycles],
+        "outside": topology.outside,
+        "conflicts": [
+            {"place": one.place, "writers": [{"pipeline": p, "sink": s} for p, s in one.writers]}
+            for one in topology.conflicts
+        ],
+    }
+
+
 def load_view(topology: Topology, now: datetime) -> TopologyView:
     """Read every member. One that cannot be read is shown with the reason."""
     opened = {name: open_pipeline(options) for name, options in topology.members.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from firnline.graph import Graph, Node
+from firnline.graph import Edge, Graph, Node
 from firnline.types import Json
 
 SPARK_WIDTH, SPARK_HEIGHT = 120, 22
@@ -125,15 +125,31 @@ def _bend(path: str, x: int, y: int, to_x: int, to_y: int) -> tuple[int, int, st
 def _columns(graph: Graph) -> dict[tuple[str, str], int]:
     """Return the column of each node: one more than the last of what it reads."""
     found = {_key(node): 0 for node in graph.nodes}
+    forward = [edge for edge in graph.edges if edge not in _find_closing(graph)]
     for _ in graph.nodes:
         changed = False
-        for edge in graph.edges:
+        for edge in forward:
             least = found[_key(edge.source)] + 1
             if found[_key(edge.target)] < least <= len(graph.nodes):
                 found[_key(edge.target)] = least
                 changed = True
         if not changed:
             break
+    return found
+
+
+def _find_closing(graph: Graph) -> set[Edge]:
+    """Return edges without which the graph has no cycle; pipelines may read from each other."""
+    found: set[Edge] = set()
+    reached: dict[tuple[str, str], set[tuple[str, str]]] = {_key(node): {_key(node)} for node in graph.nodes}
+    for edge in graph.edges:
+        source, target = _key(edge.source), _key(edge.target)
+        if source in reached[target]:
+            found.add(edge)
+            continue
+        for ends in reached.values():
+            if source in ends:
+                ends |= reached[target]
     return found
 
 

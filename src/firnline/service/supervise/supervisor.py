@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from firnline.errors import ControlError, FirnlineError, NotRunningError
 from firnline.options import PipelineOptions
@@ -227,6 +228,10 @@ class Supervisor:
             ask(options, {"command": command, "wish": wish.number}, self._environ)
         self.look_soon(name)
         return wish
+
+    def topology_files(self) -> list[Path]:
+        """Return the topology files beside the pipeline files."""
+        return self._registry.topology_files()
 
     @property
     def environ(self) -> Mapping[str, str]:
