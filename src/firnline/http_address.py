@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from firnline.errors import ConfigError
 
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what an Authorization header can carry after `Bearer`
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:

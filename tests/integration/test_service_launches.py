@@ -20,7 +20,7 @@ import pytest
 from firnline.checkpoint.codec import canonical, seal
 from firnline.clock import SystemClock
 from firnline.errors import NotRunningError
-from firnline.names import launch_id, run_name, runs_folder
+from firnline.names import launch_id, launch_name, run_name, runs_folder
 from firnline.options import PipelineOptions
 from firnline.process import Process, find_process, this_process
 from firnline.run.wanted import Wishes
@@ -104,6 +104,25 @@ def test_a_run_of_a_machine_that_is_gone_is_started_again(
         seen = wait_for(supervised, "flights", lambda seen: len(ends(seen)) == 2)
         assert ends(seen) == [None, 0]
         assert seen.needs_person is None
+
+
+@pytest.mark.parametrize("part", ["begun", "process", "exit"])
+@pytest.mark.parametrize("content", [b"", b'{"format": 99}'])
+def test_a_record_that_cannot_be_read_ends_no_supervision(
+    part: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pipeline(tmp_path / "pipelines")
+    wishes(tmp_path).put("running", "ann")
+    launch, found = put_launch(tmp_path, dead_process()), records(tmp_path)
+    if part == "exit":
+        found.put(launch, "exit", {"at": AT, "code": 3, "wish": 1})
+    (Path(found.folder) / launch_name(launch, part)).write_bytes(content)
+    monkeypatch.setattr(policy, "BEGIN_SECONDS", 0.1)
+    with service(tmp_path, "pass") as supervised:
+        wait_for(supervised, "flights", lambda seen: launches(seen)[0].is_over)
+        monkeypatch.setattr(policy, "BEGIN_SECONDS", 600.0)
+        seen = wait_for(supervised, "flights", lambda seen: len(ends(seen)) == 2)
+        assert ends(seen) == [None, 0]
 
 
 def test_a_run_elsewhere_counts_as_alive_while_its_launcher_shows_a_beat(
@@ -385,6 +404,21 @@ def test_a_broken_file_takes_the_name_from_no_other(tmp_path: Path) -> None:
     registry.refresh()
     assert registry.get("a").usable.name == "a"
     assert registry.get("a.yml").problem is not None
+
+
+def test_names_and_texts_that_utf8_cannot_hold_break_no_answer(tmp_path: Path) -> None:
+    """Every list of all pipelines, page and metric names them: one file must not take all of that away."""
+    folder = tmp_path / "pipelines"
+    write_pipeline(folder, "a")
+    with open(os.fsencode(folder) + b"/\xff.yml", "w") as file:
+        file.write((folder / "a.yml").read_text().replace("name: a", "name: b"))
+    (folder / "c.yml").write_text('name: "\\ud800"\n')
+    registry = Registry([folder], os.environ)
+    registry.refresh()
+    texts = [text for one in registry.all() for text in (one.name, one.problem or "")]
+    assert [one.encode() for one in texts]
+    assert "is not UTF-8" in (registry.get("\\udcff").problem or "")
+    assert [one.name for one in registry.all() if one.problem is None] == ["a"]
 
 
 def test_a_stop_of_a_run_that_no_service_started_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import base64
+import errno
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +28,7 @@ from firnline.service.access.guard import HEADERS
 from firnline.service.api.common import Service, ShownRoute
 from firnline.service.app import API, PAGES, ROUTERS
 from firnline.service.events import Events
+from firnline.storage import LocalStorage
 from firnline.testing.local import run_locally
 from tests.support.receiver import Reply, running_receiver
 from tests.support.service import NAME, SPEC, bearer, run_epochs, serving, write_pipeline
@@ -129,6 +132,23 @@ def test_an_error_of_ours_is_an_id_and_no_trace(
     number = re.search(r"[0-9a-f]{16}", answer.json()["detail"])
     assert number is not None
     assert number.group() in [getattr(record, "error_id", "") for record in caplog.records]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_storage_that_fails_is_no_bug_and_names_no_folder(
+    served: tuple[TestClient, Service], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    client, _ = served
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "/etc/secret-place")
+
+    monkeypatch.setattr(LocalStorage, "put_new", fail)
+    for path in ("stop", "pause"):
+        answer = client.post(f"/api/v1/pipelines/{NAME}/{path}", headers=bearer("admin"))
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage")
+        assert os.strerror(number) in answer.json()["detail"]
+        assert "secret-place" not in answer.text
 
 
 def test_every_answer_of_the_rest_interface_passes_the_disclosure(served: tuple[TestClient, Service]) -> None:

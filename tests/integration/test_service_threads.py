@@ -16,10 +16,13 @@ from firnline.history.store import open_for_writing
 from firnline.history.unfinished import load_unfinished
 from firnline.pipeline import Pipeline
 from firnline.run.open_pipeline import open_pipeline
+from firnline.service.api import history
 from firnline.service.jobs import LEASH
 from firnline.service.plans import MOST_WAITING
 from firnline.service.problems import ConflictError
+from firnline.service.turns import Turns
 from firnline.stores.audit import append_audit, make_record
+from firnline.types import Json
 from tests.support.service import NAME, run_epochs, serving, write_pipeline
 
 THREADS = 40  # of the server, for requests that block
@@ -51,6 +54,42 @@ def test_the_health_of_the_service_waits_for_no_thread(tmp_path: Path) -> None:
             gate.set()
             for one in waiting:
                 one.join(60)
+
+
+def test_a_table_that_does_not_answer_holds_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pipeline(tmp_path)
+    gate, held = threading.Event(), threading.Semaphore(0)
+
+    def hang(_: object) -> tuple[int, list[dict[str, Json]]]:
+        held.release()
+        gate.wait(60)
+        return 0, []
+
+    monkeypatch.setattr(history, "load_sinks", hang)
+    admin = {"Authorization": "Bearer token-of-admin"}
+    with serving(tmp_path) as (client, service), client:
+        object.__setattr__(service, "reads", Turns(each=4, total=28, wait_seconds=0.1))
+
+        def ask(number: int) -> None:
+            answers.append(client.get(f"/pipelines/{NAME}/sinks?n={number}", headers=admin).status_code)
+
+        answers: list[int] = []
+        waiting = [threading.Thread(target=ask, args=(number,)) for number in range(2 * THREADS)]
+        try:
+            for one in waiting:
+                one.start()
+            for _ in range(4):
+                assert held.acquire(timeout=60)
+            assert client.get("/pipelines", headers=admin).status_code == 200
+            assert client.post(f"/pipelines/{NAME}/stop", headers=admin).status_code == 202
+            busy = client.get(f"/pipelines/{NAME}/epochs", headers=admin)
+            assert (busy.status_code, busy.json()["code"]) == (503, "busy")
+        finally:
+            gate.set()
+            for one in waiting:
+                one.join(60)
+        assert sorted(answers) == [200] * 4 + [503] * (len(waiting) - 4)
+        assert client.get(f"/pipelines/{NAME}/epochs", headers=admin).status_code == 200
 
 
 def test_only_some_confirms_wait_for_another_one(tmp_path: Path) -> None:

@@ -558,7 +558,14 @@ def run_remotely(parse: Callable[..., Any], options: Mapping[str, str], tokens: 
     if found is None:
         raise _refusal(module, tokens)
     bound.apply_defaults()
-    return found(Call(Server(options["--server"], options["--token-file"]), bound.arguments))
+    server = Server(options["--server"], options["--token-file"])
+    try:
+        return found(Call(server, bound.arguments))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # of an answer that lacks what is read of it
+        raise ServerError(
+            f"{server.shown} answered what this version of Firnline does not understand: {type(error).__name__}",
+            hint="Compare the versions: `firnline --version` here and on the machine of the service.",
+        ) from error
 
 
 def _refusal(module: str, tokens: Sequence[str]) -> ConfigError:

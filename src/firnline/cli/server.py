@@ -23,7 +23,7 @@ from firnline.errors import (
     FirnlineError,
     NotRunningError,
 )
-from firnline.http_address import HttpAddress
+from firnline.http_address import TOKEN, HttpAddress
 from firnline.types import Json
 
 API = "/api/v1"
@@ -31,6 +31,7 @@ TIMEOUT_SECONDS = 660.0  # a confirmation may wait for another one
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 PAGE = 500
 MAX_TOKEN_BYTES = 4096
+_ONE_LINE = "Name a file that holds a token, and nothing else, in one line."
 # What the REST interface calls what the command line has under another name.
 _WORDS = (
     ("GET /api/v1/pipelines lists them", "`firnline --server URL --token-file FILE status` names them"),
@@ -72,15 +73,22 @@ class Server:
         path = Path(token_file).expanduser()
         try:
             with path.open("rb") as file:
-                token = file.read(MAX_TOKEN_BYTES).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "no token"
-            raise ConfigError(f"{path} cannot be read: {reason}", hint="Name a file that holds a token.") from error
+                content = file.read(MAX_TOKEN_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=_ONE_LINE) from error
+        token = content.decode("ascii", "replace").strip()
+        if len(content) > MAX_TOKEN_BYTES or not TOKEN.fullmatch(token):
+            raise ConfigError(f"{path} holds no token", hint=_ONE_LINE)
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
             "Cache-Control": "no-cache",  # a command shows what is, not what was a second ago
         }
+
+    @property
+    def shown(self) -> str:
+        """Its address, for messages."""
+        return self._address.shown
 
     def get(self, path: str, **query: Json) -> dict[str, Any]:
         """Ask for something."""
@@ -168,7 +176,7 @@ class Server:
 def _parse(code: int, text: bytes, shown: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or not 200 <= code < 300:
         problem = body if isinstance(body, dict) else {}

@@ -126,24 +126,36 @@ def kept(endpoint: _Endpoint) -> _Endpoint:
 
 
 class AnswerRoute(APIRoute):
-    """A route that gives kept answers, if its endpoint is marked so; a request that may change something ends them."""
+    """A route that gives kept answers, if its endpoint is marked so; a request that may change something ends them.
+
+    A request about a pipeline waits for its turn.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         is_kept = getattr(self.endpoint, _MARK, False)
 
         async def answer(request: Request) -> Response:
-            answers: Answers = request.app.state.service.answers
+            service = request.app.state.service
+            answers: Answers = service.answers
             name = request.path_params.get("name")
-            if request.method not in SAFE_METHODS:
-                try:
+            is_read = request.method in SAFE_METHODS
+
+            async def make() -> Response:
+                if name is None:
                     return await handle(request)
+                async with (service.reads if is_read else service.changes).turn(name):
+                    return await handle(request)
+
+            if not is_read:
+                try:
+                    return await make()
                 finally:
                     answers.forget(name)
             identity = request.state.identity
             if not is_kept or identity is None or "no-cache" in request.headers.get("cache-control", ""):
-                return await handle(request)
+                return await make()
             key = _Key(name, identity, request.scope["path"], request.scope["query_string"])
-            return await answers.get(key, lambda: handle(request))
+            return await answers.get(key, make)
 
         return answer

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
@@ -14,6 +18,7 @@ from firnline.service.dashboard.errors import answer, show
 from firnline.service.dashboard.readings import Readings
 from firnline.service.dashboard.render import prepare
 from firnline.service.problems import handle_errors
+from firnline.service.turns import THREADS
 
 API = "/api/v1"
 PAGES: tuple[APIRouter, ...] = (
@@ -34,10 +39,21 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 
 
+@asynccontextmanager
+async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
+    current_default_thread_limiter().total_tokens = THREADS
+    yield
+
+
 def make_app(service: Service, rules: Rules) -> FastAPI:
     """Return the ASGI application of a service."""
     app = FastAPI(
-        title="Firnline", version=__version__, docs_url=None, redoc_url=None, openapi_url=f"{API}/openapi.json"
+        title="Firnline",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=f"{API}/openapi.json",
+        lifespan=_lifespan,
     )
     app.state.service = service
     app.state.readings = Readings(service.clock)

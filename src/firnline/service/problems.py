@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -97,6 +98,13 @@ class TooManyError(ServiceError):
     code = "too_many_requests"
 
 
+class StorageFailedError(ServiceError):
+    """A disk or a storage service refused what the request needs."""
+
+    status = 503
+    code = "storage"
+
+
 class InternalError(ServiceError):
     """The service failed."""
 
@@ -161,9 +169,16 @@ def wrong_fields(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def failure(error: Exception) -> ServiceError:
-    """Return the answer to a request that failed because of us: the id of the entry in the log, and no trace."""
+    """Return the answer to a request that failed because of us or of storage: the id of the entry in the log, and no
+    trace."""
     number = uuid.uuid4().hex[:16]
     logger.error("request failed", extra={"error_id": number}, exc_info=error)
+    if isinstance(error, OSError):  # its text may name a path; that of its number does not
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        return StorageFailedError(
+            f"storage failed: {reason}; the log of the service has the cause as {number}",
+            hint="Free space, or make it writable and reachable; then ask again.",
+        )
     return InternalError(f"the service failed; its log has the cause as {number}")
 
 

@@ -135,13 +135,16 @@ class Registry:
 
     def _load(self, path: Path) -> Registered:
         try:
+            if escape(str(path)) != str(path):
+                raise ConfigError(f"{path}: the path is not UTF-8", hint="Rename it.")
             options = build_options(load_spec(path, environ=self._environ), environ=self._environ)
         except FirnlineError as error:
-            return Registered(self._names.get(path) or _fallback_name(path), path, problem=error.message)
+            problem = error.message
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
-            return Registered(self._names.get(path) or _fallback_name(path), path, problem=problem)
-        return Registered(options.name, path, options)
+        else:
+            return Registered(options.name, path, options)
+        return Registered(self._names.get(path) or _fallback_name(path), path, problem=escape(problem))
 
 
 def _by_name(files: Mapping[Path, Registered]) -> dict[str, Registered]:
@@ -156,7 +159,8 @@ def _by_name(files: Mapping[Path, Registered]) -> dict[str, Registered]:
             problem = f"{first.path} and {path} have the same name"
             found[one.name] = replace(first, options=None, problem=problem)
         else:
-            name = path.name if path.name not in found else str(path).strip("/").replace("/", ".")
+            name = escape(path.name)
+            name = name if name not in found else escape(str(path)).strip("/").replace("/", ".")
             found[name] = replace(one, name=name)
     return found
 
@@ -178,7 +182,12 @@ def _keep(former: Registered, found: Registered | None) -> Registered:
 
 def _fallback_name(path: Path) -> str:
     """Return the name of a file that does not say it: its own, or that of its folder."""
-    return path.parent.name if path.name in FILE_NAMES else path.stem
+    return escape(path.parent.name if path.name in FILE_NAMES else path.stem)
+
+
+def escape(text: str) -> str:
+    """Return a text that UTF-8 can hold: names of files, and texts of specs, may have what it cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

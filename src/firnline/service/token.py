@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from pathlib import Path
 
 from firnline.errors import ConfigError
+from firnline.http_address import TOKEN
 
 MAX_TOKEN_BYTES = 4096
 MIN_TOKEN_CHARACTERS = 16
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what an Authorization header can carry
 
 
 def load_token(path: str | os.PathLike[str]) -> tuple[str, bool]:
@@ -60,7 +59,7 @@ def _make(file: Path) -> bool:
 
 def _check(file: Path, content: bytes) -> str:
     token = content.decode("ascii", "replace").strip()
-    if len(content) > MAX_TOKEN_BYTES or len(token) < MIN_TOKEN_CHARACTERS or not _TOKEN.fullmatch(token):
+    if len(content) > MAX_TOKEN_BYTES or len(token) < MIN_TOKEN_CHARACTERS or not TOKEN.fullmatch(token):
         raise ConfigError(
             f"{file} holds no token: one line of at least {MIN_TOKEN_CHARACTERS} letters, digits or . _ ~ + / = -",
             hint="Delete the file, and Firnline makes one; or write one with `openssl rand -hex 32`.",

@@ -24,7 +24,9 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 _URI = re.compile(r"(?:jdbc:)?[a-z][a-z0-9+.-]{1,20}://[^\s'\"<>`,;)}\]]+", re.IGNORECASE)
-_USER = re.compile(r"(?<![\w.-])[\w.%+-]*:[^\s/@]+@(?=[\w\[])")  # user:password@host, in what is no valid URI
+# user:password@host, in what is no valid URI: what lies before the @, which is then split at its first colon.
+_BEFORE_HOST = re.compile(r"(?<![^\s/@])[^\s/@]+@(?=[\w\[])")
+_BEFORE_USER = re.compile(r"(?:.*[^\w.%+-])?")
 
 
 def show_spec(loaded: LoadedSpec) -> dict[str, Json]:
@@ -100,7 +102,13 @@ def location_text(text: str) -> str:
     """Return a text with its URIs without user, password, query and fragment."""
     if "://" in text:
         text = _URI.sub(lambda found: _without_user(found.group()), text)
-    return _USER.sub(MASK + "@", text) if "@" in text else text
+    return _BEFORE_HOST.sub(_mask_user, text) if "@" in text else text
+
+
+def _mask_user(found: re.Match[str]) -> str:
+    before, _, password = found.group()[:-1].partition(":")
+    kept = _BEFORE_USER.match(before)
+    return f"{kept.group()}{MASK}@" if password and kept else found.group()
 
 
 def _without_user(text: str) -> str:

@@ -93,6 +93,17 @@ def test_below_admin_texts_have_no_credentials_and_no_folders() -> None:
 
 
 @pytest.mark.parametrize(
+    "piece", ["a.", "a-", "%", "a:", "/tmp/a", "/a", "password", "password ", "pwd='", "s3://", "x,"]
+)
+def test_a_long_text_takes_time_that_grows_with_its_length_alone(piece: str) -> None:
+    """Records and names of files are texts of strangers; what reads them must not stop the service for hours."""
+    shown = Disclosure(Identity("a", "operate", data=True), lambda: {"/tmp/p": "", "/var/data": ".../data"})
+    for end in ("", ":", "@", "@:", " password=hunter2"):
+        text = f"@ {piece * (200_000 // len(piece))}{end}"
+        assert "hunter2" not in shown.text(text)
+
+
+@pytest.mark.parametrize(
     ("name", "full"),
     [
         ("in/a.json", "/tmp/p/in/a.json"),

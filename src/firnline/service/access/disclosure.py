@@ -34,7 +34,7 @@ OWN_WORDS = frozenset((
     # of the service itself
     "bad_request", "unauthorized", "forbidden", "not_found", "conflict", "too_many_requests", "too_large", "internal",
     "invalid_request", "invalid_next", "method_not_allowed", "http_error", "tokens_unusable", "not_recorded",
-    "still_reading",
+    "still_reading", "busy", "storage",
 ))  # fmt: skip
 
 # Reasons that say nothing of a value: what is kept of them.
@@ -145,7 +145,7 @@ def _replace(value: Any, texts: Sequence[str]) -> Any:
 # -- credentials and folders ----------------------------------------------------------------------------------
 
 _NAMED = re.compile(
-    r"\b([\w.-]*(?:password|passwd|pwd|secret|token|credential|signature|apikey|access_?key|account_?key))"
+    r"(password|passwd|pwd|secret|token|credential|signature|apikey|access_?key|account_?key)"
     r"(\s*[=:]\s*)(?!\*\*\*)('[^']*'|\"[^\"]*\"|[^\s,;&'\"]+)",
     re.IGNORECASE,
 )
@@ -233,7 +233,8 @@ class Disclosure:
         if len(parts) < 3 or parts[1] not in _roots():
             return found
         end_of_sentence = found[len(path) :]
-        for end in range(len(parts), 1, -1):
+        deepest = max((folder.count("/") for folder in self._known()), default=0)
+        for end in range(min(len(parts), deepest + 1), 1, -1):
             label = self._known().get("/".join(parts[:end]))
             if label is not None:
                 return ("/".join((*([label] if label else []), *parts[end:])) or ".") + end_of_sentence

@@ -21,10 +21,11 @@ from firnline.service.access.tokens import Identity, Role, Tokens
 from firnline.service.answers import AnswerRoute, Answers
 from firnline.service.events import Events
 from firnline.service.jobs import Jobs
-from firnline.service.plans import Plan, Plans
+from firnline.service.plans import MOST_WAITING, Plan, Plans
 from firnline.service.problems import ForbiddenError, UnauthorizedError, without_input
 from firnline.service.state_log import StateLog
 from firnline.service.supervise.supervisor import Seen, Supervisor
+from firnline.service.turns import Turns
 from firnline.service.views import summary
 from firnline.types import Clock, Json, RandomIds
 
@@ -44,6 +45,8 @@ class Service:
     jobs: Jobs = field(init=False)
     events: Events = field(init=False)
     answers: Answers = field(init=False)
+    reads: Turns = field(default_factory=lambda: Turns(each=4, total=28))
+    changes: Turns = field(default_factory=lambda: Turns(each=MOST_WAITING + 4, total=24))
 
     def __post_init__(self) -> None:
         plans = Plans(self.supervisor, self.supervisor.state, self.clock, RandomIds())

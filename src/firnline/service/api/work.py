@@ -24,6 +24,7 @@ from firnline.service.answers import kept
 from firnline.service.api.common import Admin, ApiRoute, Name, Operator, Reader, Service, TheService
 from firnline.service.jobs import Job, holding, run_command
 from firnline.service.plans import VIA
+from firnline.service.registry import escape
 from firnline.spec.loading import load_spec
 from firnline.spec.shown import show_spec
 from firnline.stores.audit import Actor
@@ -62,7 +63,7 @@ def validate(service: TheService, name: Name, _: Operator) -> dict[str, Json]:
     try:
         loaded = load_spec(registered.path, environ=service.supervisor.environ)
     except FirnlineError as error:
-        return {"pipeline": name, "valid": False, "problem": error.message, "warnings": []}
+        return {"pipeline": name, "valid": False, "problem": escape(error.message), "warnings": []}
     problem = registered.problem
     return {"pipeline": name, "valid": problem is None, "problem": problem, "warnings": list(loaded.warnings)}
 

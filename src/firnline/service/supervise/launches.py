@@ -26,6 +26,7 @@ from firnline.types import Json
 Known: TypeAlias = dict[str, dict[str, Json]]
 KEPT_LAUNCHES = 20
 _STEPS = ("begun", "process", "exit")
+_DAMAGED = "damaged_at"  # of a part that is there, and cannot be read: when it was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Launch:
     launcher: Process | None = None  # ends after the run
     run: Process | None = None
     given_up: bool = False  # a service did not wait for its launcher any longer: it starts no run
+    is_damaged: bool = False  # what its launcher recorded cannot be read: its processes are not known
     ended_at: str | None = None
     code: int | None = None  # negative: a signal; None: nobody saw the end
     charged: int = 0  # the number of the wish that the end belongs to
@@ -106,7 +108,7 @@ class Launches:
         return int(body["count"]) if body is not None else None
 
     def load(self) -> list[Launch]:
-        """Return the launches, oldest first. Parts that cannot be read count as missing."""
+        """Return the launches, oldest first. An `exit` that cannot be read says that the run has ended, at its time."""
         parts: dict[str, dict[str, dict[str, Json]]] = {}
         names = set()
         for stat in self._storage.list(self._folder):
@@ -116,10 +118,12 @@ class Launches:
             launch, part = named
             name = launch_name(launch, part)
             names.add(name)
+            of_launch = parts.setdefault(launch, {})
             body = self._known.get(name) or self._read(name)
-            parts.setdefault(launch, {})
             if body is not None:
-                parts[launch][part] = self._known[name] = body
+                of_launch[part] = self._known[name] = body
+            else:
+                of_launch[part] = {_DAMAGED: stat.modified_at.isoformat()}
         for gone in self._known.keys() - names:
             self._known.pop(gone, None)
         return [_launch(launch, parts[launch]) for launch in sorted(parts)]
@@ -158,7 +162,10 @@ def _launch(launch: str, parts: dict[str, dict[str, Json]]) -> Launch:
         launcher=_process(process["launcher"]) if "launcher" in process else None,
         run=_process(process["run"]) if "run" in process else None,
         given_up="given_up_at" in process,
-        ended_at=str(ended.get("at") or process.get("given_up_at")) if ended or "given_up_at" in process else None,
+        is_damaged=_DAMAGED in process,
+        ended_at=next(
+            (str(at) for at in (ended.get("at"), ended.get(_DAMAGED), process.get("given_up_at")) if at), None
+        ),
         code=ended.get("code") if ended else None,
         charged=int(ended.get("wish", launch_numbers(launch)[0])) if ended else launch_numbers(launch)[0],
     )

@@ -53,7 +53,8 @@ class Lives:
 
     def _signs(self, launches: Launches, launch: Launch, control: Mapping[str, Json] | None) -> Signs:
         if launch.run is None or launch.launcher is None:
-            return Signs(False, watched=self.watch(launch.id, "begun"), reaped=launch.id in self._reaped)
+            beat = launches.find_beat(launch.id) if launch.is_damaged else None
+            return Signs(False, watched=self.watch(launch.id, ("begun", beat)), reaped=launch.id in self._reaped)
         run, launcher = is_running(launch.run), is_running(launch.launcher)
         sign: object = (run, launcher)
         if run is None:

@@ -442,7 +442,7 @@ class Supervisor:
                 continue
             settled, launches, now = True, self._launches(options), self._clock.now().isoformat()
             with contextlib.suppress(FileExistsError):  # somebody else was faster, and knows better
-                if life == "lost":
+                if life == "lost" and not launch.is_damaged:
                     launches.put(launch.id, "process", {"given_up_at": now})
                 else:
                     code = find_code(self._storage(options), options.name, launch)
