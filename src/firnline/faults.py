@@ -97,6 +97,7 @@ DURABLE_CALLS = (
     "topology.hold",
     "topology.decide",
     "topology.release",
+    "topology.savepoint",
     "savepoint.pin",
     "savepoint.copy",
     "savepoint.put",

@@ -721,6 +721,10 @@ def kafka_transactional_id(pipeline: str, sink: str, lane: int) -> str:
 TOPOLOGIES = "_topology"  # in the home of a topology
 
 
+TOPOLOGY_SAVEPOINT = "topology.json"  # in the folder of a topology's savepoint: written last, it makes it complete
+TOPOLOGY_BEGUN = "begun.json"  # there, too: written first; what lies below the folders of members is the savepoint's
+
+
 def topology_snapshots(topology: str) -> str:
     """The folder of a topology's snapshots."""
     return f"{TOPOLOGIES}/{topology}/snapshots"

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from firnline.clock import SystemClock
 from firnline.faults import POINTS
+from firnline.history.topology.graph import Topology, make_topology
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, find_unfinished, perform_restore
+from firnline.history.topology.savepoint import create_topology_savepoint, start_from_savepoint
 from firnline.options import PipelineOptions
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
@@ -25,6 +27,8 @@ from tests.support.topologies import TIMEOUT, member, open_snapshots, settle
 
 pytestmark = pytest.mark.crash
 
+OF_SAVEPOINTS = ("topology.savepoint.", "savepoint.copy.", "savepoint.put.", "delta.create.", "delta.commit.")
+OF_STARTS = ("restore.copy.", "delta.claim.", "delta.jump.")
 OF_RESTORES = ("topology.restore.", "topology.hold.", "topology.decide.", "topology.release.", "delta.jump.")
 
 
@@ -100,7 +104,9 @@ def check_taken(lake: Lake, where: str) -> None:
 
 
 def test_a_snapshot_is_finished_by_the_next_command(lake: Lake) -> None:
-    points = [point for point in POINTS if point.startswith("topology.") and not point.startswith(OF_RESTORES)]
+    points = [
+        p for p in POINTS if p.startswith("topology.") and not p.startswith((*OF_RESTORES, "topology.savepoint."))
+    ]
     reached = kill_at_every_point(lake.start_over, take, check_taken, points=points)
     assert reached.keys() >= set(points)
 
@@ -127,4 +133,46 @@ def check_restored(lake: Lake, where: str) -> None:
 def test_a_restore_is_finished_by_the_same_command(lake: Lake) -> None:
     points = [point for point in POINTS if point.startswith(OF_RESTORES)]
     reached = kill_at_every_point(lake.start_over, restore, check_restored, points=points)
+    assert reached.keys() >= set(points)
+
+
+def save(lake: Lake) -> None:
+    create_topology_savepoint(open_snapshots(lake.folder, lake.members), lake.snapshot, str(lake.folder / "save"))
+
+
+def other_members(lake: Lake) -> Topology:
+    """The same pipelines, with tables of their own, and the files of the lake."""
+    a, b = member(lake.folder / "new", "a"), member(lake.folder / "new", "b", "a")
+    return make_topology([replace(a, sources=lake.members[0].sources), b])
+
+
+def start(lake: Lake) -> None:
+    start_from_savepoint(other_members(lake), str(lake.folder / "save"), RandomIds().new())
+
+
+def check_started(lake: Lake, where: str) -> None:
+    save(lake)
+    start(lake)
+    new = other_members(lake).members
+    assert [table_ids(one.sinks[0].location) for one in new.values()] == [lake.then] * 2, where
+    for one in new.values():
+        run_to_end(one)
+    assert [table_ids(one.sinks[0].location) for one in new.values()] == [lake.ids] * 2, where
+    assert lake.tables() == [lake.ids] * 2, where
+
+
+def test_a_savepoint_is_finished_by_the_same_command(lake: Lake) -> None:
+    points = [point for point in POINTS if point.startswith(OF_SAVEPOINTS)]
+    reached = kill_at_every_point(lake.start_over, save, check_started, points=points)
+    assert reached.keys() >= set(points)
+
+
+def test_a_start_from_a_savepoint_is_finished_by_the_same_command(lake: Lake) -> None:
+    points = [point for point in POINTS if point.startswith(OF_STARTS)]
+
+    def prepare() -> Lake:
+        save(lake.start_over())
+        return lake
+
+    reached = kill_at_every_point(prepare, start, check_started, points=points)
     assert reached.keys() >= set(points)

@@ -13,6 +13,7 @@ from firnline.history.edits.rollback import Rollback
 from firnline.history.topology.restore import (
     RestoreResult,
     find_epochs_at,
+    find_inconsistent,
     find_or_order,
     find_snapshot_epochs,
     find_unfinished,
@@ -135,6 +136,40 @@ def test_a_run_and_an_edit_stop_at_a_hold(tmp_path: Path) -> None:
     assert (result.decision, result.reason) == (Decision.WITHDRAWN, "another restore holds a")
     home.release("0123456789abcdef", "now")
     run_to_end(a)
+
+
+def test_members_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.sample.add("f2.json", 3)
+    chain.run()
+    now = set(chain.sample.ids)
+    order = find_or_order(chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds(), without=["c"])
+    (line,) = find_inconsistent(chain.snapshots, order)
+    assert line.startswith("c has read rows of b that are undone")
+    result = perform_restore(chain.snapshots, order, RandomIds().new(), SystemClock(), print)
+    assert result.decision is Decision.GO
+    assert chain.ids() == [chain.then, chain.then, now]
+    a, b, c = chain.members
+    chain.run(a, b)
+    stopped = run_once(c)
+    assert stopped.exit_code == 1
+    assert stopped.result.error is not None
+    assert "`firnline rollback --to 2`" in str(stopped.result.error.hint)
+    Rollback(open_pipeline(c), 2).perform("test")
+    run_to_end(c)
+    assert table_ids(c.sinks[0].location) == chain.sample.ids
+    other = find_or_order(chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds(), without=["a"])
+    assert find_inconsistent(chain.snapshots, other) == ["b reads again what a has written since: a keeps it"]
+
+
+def test_a_hold_names_the_command_that_ends_it(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    home = chain.snapshots.home
+    hold = Hold("0123456789abcdef", home.name, home.root, "firnline topology restore 4f2a --yes")
+    put_hold(open_pipeline(chain.members[0]).storage, "a", hold)
+    with pytest.raises(FencedError) as caught:
+        Rollback(open_pipeline(chain.members[0]), 1).perform("test")
+    assert caught.value.hint == "Let it finish: firnline topology restore 4f2a --yes"
 
 
 def test_a_restore_that_cannot_be_is_withdrawn_and_changes_no_row(tmp_path: Path) -> None:

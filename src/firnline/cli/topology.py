@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -131,9 +132,14 @@ as far back as the floors (checkpoint.rollback_window) allow. While a run is
 alive, the command is refused: stop it first, or end it with --take-over. Sinks
 that cannot go back (Kafka, Redis, HTTP) must be named with --leave.
 
+--without leaves members as they are; the plan says what becomes inconsistent.
+--from-savepoint PATH starts a new topology: its members have the same names,
+and tables of their own (firnline topology savepoint).
+
 Output (JSON fields):
   restore, target, goes_on (it was begun before), done, reason, epochs (the new
-  epoch of each member), members {name: the fields of `firnline rollback`}
+  epoch of each member), members {name: the fields of `firnline rollback`},
+  without, inconsistent (what becomes so, in words)
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of every pipeline file
@@ -142,6 +148,29 @@ Examples:
   firnline topology restore 4f2a --dry-run
   firnline topology restore 4f2a lake/topology.yml --take-over --yes
   firnline topology restore --at 2026-11-16T08:00:00Z --yes
+  firnline topology restore --from-savepoint /backup/lake new/topology.yml --yes
+"""
+SAVEPOINT_EPILOGUE = """\
+Copies a completed snapshot to another place, with all data, state and ledgers:
+it then survives the loss of the tables and any vacuum. The table of each
+channel is built anew, with one commit per distinct position of its readers and
+one for the cut. Killed, the same command begins anew; without topology.json the
+folder is no savepoint. No run stops for it.
+
+A new topology starts from it: pipelines, sinks and sources with the same names,
+in tables of their own. `firnline topology restore --from-savepoint PATH FILE`
+puts the tables and the state there, and each reader goes on with what it had
+not read. The folder of each member is also a savepoint of its own.
+
+Output (JSON fields):
+  path, topology, snapshot, created_at, members {name: epoch}
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology savepoint 4f2a --path /backup/lake-before-upgrade
+  firnline topology savepoint 4f2a lake/topology.yml --path s3://backup/lake
 """
 RESTORE_COLUMNS = (
     Column("name", "pipeline"),
@@ -210,10 +239,12 @@ def _open(file: str | None) -> Snapshots:
     if loaded.path is None:
         raise ConfigError(f"{file} is a pipeline file", hint="Name a topology file: its home keeps the snapshots.")
     topology = make_topology(loaded.pipelines)
-    options = next(iter(topology.members.values())).home.storage_options
-    return Snapshots(
-        topology, TopologyHome(open_storage(loaded.home, options), loaded.name), SystemClock(), RandomIds()
-    )
+    home = TopologyHome(open_storage(loaded.home, _storage_options(topology)), loaded.name)
+    return Snapshots(topology, home, SystemClock(), RandomIds())
+
+
+def _storage_options(topology: Topology) -> dict[str, str]:
+    return dict(next(iter(topology.members.values())).home.storage_options)
 
 
 @app.command(help_epilogue=SNAPSHOT_EPILOGUE)
@@ -355,6 +386,39 @@ def drop(
     return 0
 
 
+@app.command(help_epilogue=SAVEPOINT_EPILOGUE)
+def savepoint(
+    snapshot: Annotated[str, Parameter(help="The id of a completed snapshot, or the beginning of it.")],
+    file: TopologyFile = None,
+    *,
+    path: Annotated[str, Parameter(help="A folder or URI that does not exist yet.")],
+    common: Common = Common(),
+) -> int:
+    """Copy a snapshot to another place, from which a new topology can start."""
+    from firnline.cli.long_task import CopyProgress, long_task
+    from firnline.history.topology.savepoint import create_topology_savepoint
+
+    snapshots = _open(file)
+    options, progress = _storage_options(snapshots.topology), CopyProgress(say)
+    with long_task() as task:
+        saved = create_topology_savepoint(
+            snapshots, snapshot, path, storage_options=options, progress=progress, stopping=task.stopping
+        )
+    facts = {
+        "path": path,
+        "topology": saved.topology,
+        "snapshot": saved.snapshot,
+        "created_at": saved.created_at,
+        "members": saved.members,
+    }
+    if common.json:
+        common.out.json(facts)
+    else:
+        common.out.sentence(f"Snapshot {saved.snapshot} is saved in {path}, with {len(saved.members)} pipelines.")
+        common.out.sentence(f"Start a new topology from it: firnline topology restore --from-savepoint {path} FILE")
+    return 0
+
+
 @app.command(help_epilogue=RESTORE_EPILOGUE)
 def restore(
     snapshot: Annotated[
@@ -373,11 +437,20 @@ def restore(
     leave: Annotated[
         tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
     ] = (),
+    without: Annotated[
+        tuple[str, ...], Flag, Parameter(help="A member that stays as it is; repeatable. [default: none]")
+    ] = (),
+    from_savepoint: Annotated[
+        str | None,
+        Parameter(help="Start a new topology from this folder or URI, in tables of its own. [default: none]"),
+    ] = None,
     take_over: TakeOver = False,
     consent: Consent = Consent(),
     common: Common = Common(),
 ) -> int:
     """Take every member back to one instant: a snapshot, or the newest consistent cut at a time."""
+    if from_savepoint is not None:
+        return _start(from_savepoint, file or snapshot, snapshot if file else None, at, consent, common)
     from firnline.history.topology import restore as restoring
     from firnline.run import standby
     from firnline.topology.decide import Decision
@@ -385,16 +458,35 @@ def restore(
 
     snapshots, clock, ids = _open(file), SystemClock(), RandomIds()
     target, epochs = _find_target(snapshots, snapshot, at)
-    order = restoring.find_or_order(snapshots, target, epochs, clock, ids, leave=leave, accept=accept)
+    flags = {"--leave": leave, "--accept": accept, "--without": without}
+    words = [*([target] if at is None else []), *([file] if file else []), *(["--at", at] if at else [])]
+    words += [word for flag, names in flags.items() for name in names for word in (flag, name)]
+    order = restoring.find_or_order(
+        snapshots,
+        target,
+        epochs,
+        clock,
+        ids,
+        leave=leave,
+        accept=accept,
+        without=without,
+        command=shlex.join(["firnline", "topology", "restore", *words, "--yes"]),
+    )
     goes_on = restoring.find_unfinished(snapshots.home) is not None
     facts: dict[str, object] = {"restore": order.restore, "target": order.target, "goes_on": goes_on}
     if goes_on:
         say(f"restore {order.restore} was begun, and goes on")
     else:
         plans = restoring.plan_restore(snapshots, order)
+        inconsistent = restoring.find_inconsistent(snapshots, order)
         facts["members"] = {name: plan.to_json() for name, plan in plans.items()}
+        facts |= {"without": list(order.without), "inconsistent": inconsistent}
         if not common.json:
             _show_restore(common.out, plans)
+            for name in order.without:
+                common.out.sentence(f"{name} stays as it is.")
+            for line in inconsistent:
+                common.out.sentence(f"inconsistent: {line}")
         elif not consent.decided:
             common.out.json({**facts, "done": False})
         for plan in plans.values():
@@ -415,6 +507,44 @@ def restore(
     else:
         common.out.sentence(f"withdrawn, and no row has changed: {result.reason}")
     return 0 if done else 1
+
+
+def _start(path: str, file: str | None, more: str | None, at: str | None, consent: Consent, common: Common) -> int:
+    """Start a new topology from a savepoint."""
+    from firnline.cli.long_task import CopyProgress, long_task
+    from firnline.history.topology import savepoint as saving
+    from firnline.run import standby
+    from firnline.storage import open_storage
+    from firnline.types import RandomIds
+
+    if more is not None or at is not None:
+        raise ConfigError("--from-savepoint goes with no snapshot and no time", hint="Name the topology file only.")
+    topology = _open(file).topology
+    options, run = _storage_options(topology), RandomIds().new()
+    saved = saving.load_topology_savepoint(open_storage(path, options))
+    saving.check_start(topology, saved)
+    facts: dict[str, object] = {"restore": "", "target": saved.snapshot, "members": saved.members}
+    if not common.json:
+        for name, epoch in saved.members.items():
+            common.out.sentence(f"{name}: begins with epoch {epoch} of snapshot {saved.snapshot}.")
+    elif not consent.decided:
+        common.out.json({**facts, "done": False})
+    if not consent.is_given(f"Start {len(saved.members)} pipelines", common.out):
+        return 0
+    progress = CopyProgress(say)
+    with contextlib.ExitStack() as stack:
+        for name in sorted(saved.members):
+            stack.enter_context(standby.editing_history(topology.members[name], run, say, take_over=False))
+        task = stack.enter_context(long_task())
+        done = saving.start_from_savepoint(
+            topology, path, run, storage_options=options, report=say, progress=progress, stopping=task.stopping
+        )
+    epochs = {name: one.epoch for name, one in done.items()}
+    if common.json:
+        common.out.json({**facts, "done": True, "epochs": epochs})
+    else:
+        common.out.sentence(f"done: every pipeline is at snapshot {saved.snapshot}; their runs may start")
+    return 0
 
 
 def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> tuple[str, Mapping[str, int]]:

@@ -212,6 +212,8 @@ class RestoreOrder:
     epochs: dict[str, int]
     leave: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # members that stay as they are
+    command: str = ""  # that finishes it, for whoever finds a hold
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -221,6 +223,8 @@ class RestoreOrder:
             "epochs": dict(self.epochs),
             "leave": list(self.leave),
             "accept": list(self.accept),
+            "without": list(self.without),
+            "command": self.command,
         }
 
     @classmethod
@@ -233,6 +237,8 @@ class RestoreOrder:
                 epochs={str(name): int(epoch) for name, epoch in body["epochs"].items()},
                 leave=tuple(map(str, body["leave"])),
                 accept=tuple(map(str, body["accept"])),
+                without=tuple(map(str, body.get("without", ()))),
+                command=str(body.get("command", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -432,12 +438,13 @@ class Hold:
     restore: str
     topology: str
     home: str
+    command: str = ""  # that finishes the restore
 
 
 def put_hold(storage: Storage, pipeline: str, hold: Hold) -> None:
     """Hold a member. Whoever does it looks for holds of other restores afterwards, and withdraws if there is one."""
     fault_point("topology.hold.before")
-    body = {"restore": hold.restore, "topology": hold.topology, "home": hold.home}
+    body = {"restore": hold.restore, "topology": hold.topology, "home": hold.home, "command": hold.command}
     storage.put(hold_key(pipeline, hold.restore), canonical(seal(body)))
     fault_point("topology.hold.after")
 
@@ -456,7 +463,8 @@ def find_holds(storage: Storage, pipeline: str, storage_options: Mapping[str, st
         if body is None:
             continue
         try:
-            hold = Hold(str(body["restore"]), str(body["topology"]), str(body["home"]))
+            command = str(body.get("command", ""))
+            hold = Hold(str(body["restore"]), str(body["topology"]), str(body["home"]), command)
         except KeyError as error:
             raise DamagedError(f"{key} lacks {error}", what=key) from error
         if not _has_ended(hold, storage_options):

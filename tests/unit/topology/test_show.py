@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from firnline.cli.main import run_command
 from firnline.spec.build import load_options
 from tests.support.pipelines import run_to_end
-from tests.support.samples import SampleInput
+from tests.support.samples import SampleInput, table_ids
 
 BRONZE = """\
 name: bronze
@@ -103,8 +104,33 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     assert (done["done"], done["epochs"]) == (True, {"bronze": 4, "silver": 4})
     assert run_command(["topology", "list"]) == 0
     assert "2 of 2" in capsys.readouterr().out
+    check_savepoint(lake, taken["id"], capsys)
+    assert run_command(["topology", "restore", taken["id"], "--without", "silver", "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "silver stays as it is" in text
+    assert run_command(["topology", "restore", taken["id"], "--without", "gold", "--dry-run"]) == 2
+    assert "--without gold: no such member" in capsys.readouterr().err
     assert run_command(["topology", "drop", taken["id"], "--yes", "--json"]) == 0
     capsys.readouterr()
     assert run_command(["topology", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "dropped"
     assert run_command(["topology", "restore", taken["id"], "--yes"]) == 2
+
+
+def check_savepoint(lake: Path, snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new lake starts from a savepoint, and has the rows of the old one."""
+    assert run_command(["topology", "savepoint", snapshot, "--path", str(lake / "save"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["members"] == {"bronze": 2, "silver": 2}
+    (lake / "new").mkdir()
+    for name in ("bronze", "silver"):
+        text = (lake / f"{name}.yml").read_text().replace("path: in", f"path: {lake / 'in'}")
+        (lake / f"new/{name}.yml").write_text(text)
+    shutil.copy(lake / "topology.yml", lake / "new/topology.yml")
+    command = ["topology", "restore", "--from-savepoint", str(lake / "save"), "new/topology.yml"]
+    assert run_command([*command, "--dry-run"]) == 0
+    assert not (lake / "new/out").exists()
+    assert run_command([*command, "--yes"]) == 0
+    capsys.readouterr()
+    for name in ("bronze", "silver"):
+        run_to_end(load_options(f"new/{name}.yml", environ={}))
+        assert table_ids(lake / f"new/out/{name}").total() == 6

@@ -14,8 +14,8 @@ A repeated restore finds its entry in the true history and does nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from firnline.checkpoint.ledger import Fold, LedgerEntry
 from firnline.errors import DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SourceMovedError
@@ -64,6 +64,7 @@ def restore_savepoint(
     storage_options: dict[str, str] | None = None,
     *,
     accept: Collection[str] = (),
+    positions: Mapping[str, Json] | None = None,
     report: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
@@ -73,6 +74,8 @@ def restore_savepoint(
     Args:
         path: The savepoint's folder or URI.
         accept: Other pipelines and programs whose rows in the tables may be lost.
+        positions: Positions of sources that are not those of the checkpoint, because their tables were built anew. Then
+            the pipeline is a new one, and no member of the old topology.
         report: Called with each step, for display.
         stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, with nothing
             decided.
@@ -85,7 +88,7 @@ def restore_savepoint(
         SourceMovedError: it was made on another source root, and the options do not say that the files moved.
         FencedError: another run took over meanwhile.
     """
-    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report)
+    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report, positions)
     return making.perform(progress, stopping)
 
 
@@ -126,6 +129,7 @@ class _Restore:
         storage_options: dict[str, str] | None,
         accept: frozenset[str],
         report: Callable[[str], None],
+        positions: Mapping[str, Json] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._run = run
@@ -134,6 +138,9 @@ class _Restore:
         self._storage = open_storage(path, storage_options)
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
+        self._base = self._saved.checkpoint  # what the new epoch goes on from
+        if positions is not None:
+            self._base = replace(self._base, positions={**self._base.positions, **positions}, topology={})
         self._state = SavedStateSource(pipeline, self._saved, self._storage, storage_options or {})
         self._warnings: list[str] = []
 
@@ -229,7 +236,7 @@ class _Restore:
     def _check_source(self) -> None:
         """Refuse another source root before anything changes, because the next run would refuse it."""
         try:
-            self._pipeline.sources.start(self._saved.checkpoint.positions)
+            self._pipeline.sources.start(self._base.positions)
         except SourceMovedError as error:
             raise SourceMovedError(
                 f"the savepoint {self._path} does not fit the source: {error.message}", hint=error.hint
@@ -383,7 +390,7 @@ class _Restore:
         return LedgerEntry(
             checkpoint=edit_checkpoint(
                 self._pipeline,
-                saved.checkpoint,
+                self._base,
                 head,
                 epoch=epoch,
                 generation=generation,

@@ -258,11 +258,9 @@ class Copies:
         try:
             if size != file.size_bytes or (file.sha256 and sha256 != file.sha256):
                 raise DamagedError(f"{file.path} is not what was saved", hint="Bring the savepoint's file back.")
-            footer, _ = read_footer(target, key, size)
-            metadata = footer_metadata(footer, file.path)
-            stats = file_stats(metadata, footer_schema(metadata, file.path))
-            if file.rows is not None and metadata.num_rows != file.rows:
-                raise DamagedError(f"{file.path} has {metadata.num_rows} rows; {file.rows} were saved")
+            rows, stats = read_stats(target, key, size)
+            if file.rows is not None and rows != file.rows:
+                raise DamagedError(f"{file.path} has {rows} rows; {file.rows} were saved")
         except InvalidUnitError as error:
             target.delete(key)
             raise DamagedError(f"{file.path} cannot be restored: {error}") from error
@@ -272,11 +270,18 @@ class Copies:
         return {
             "path": key,
             "size_bytes": size,
-            "rows": metadata.num_rows,
+            "rows": rows,
             "partition_values": file.partition_values,
             "modification_time": int(time.time() * 1000),
             "stats": stats,
         }
+
+
+def read_stats(storage: Storage, key: str, size_bytes: int) -> tuple[int, str]:
+    """Return the rows of a data file, and its statistics for the log. Raises InvalidUnitError."""
+    footer, _ = read_footer(storage, key, size_bytes)
+    metadata = footer_metadata(footer, key)
+    return metadata.num_rows, file_stats(metadata, footer_schema(metadata, key))
 
 
 def copy_ledger(pipeline: OpenPipeline, storage: Storage, saved: Savepoint) -> None:

@@ -42,6 +42,18 @@ def copy_file(source: Storage, key: str, target: Storage, to: str) -> tuple[int,
     return size, digest.hexdigest()
 
 
+def sha256_of(storage: Storage, key: str) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    reader = storage.open_read(key)
+    try:
+        while data := reader.read(CHUNK_BYTES):
+            digest.update(data)
+    finally:
+        reader.close()
+    return digest.hexdigest()
+
+
 def each(
     what: str,
     jobs: Sequence[J],

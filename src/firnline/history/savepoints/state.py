@@ -6,14 +6,13 @@ their names are never reused, so restoring them overwrites nothing.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from firnline.checkpoint.ledger import Ledger
 from firnline.errors import CheckpointError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
-from firnline.history.savepoints.files import CHUNK_BYTES, Progress, copy_file, each
+from firnline.history.savepoints.files import Progress, copy_file, each, sha256_of
 from firnline.history.savepoints.format import SavedBytes, SavedState, Savepoint
 from firnline.history.state import StateCheck, check_state, refs_of
 from firnline.maintenance.state import REMOTE, find_doomed_state
@@ -174,7 +173,7 @@ class SavedStateSource:
                     raise DamagedError(f"{what} is a link", what=what)
                 if self._storage.stat(key).size_bytes != file.size_bytes:
                     raise DamagedError(f"{what} does not have the size that it was saved with", what=what)
-                if _sha256(self._storage, key) != file.sha256:
+                if sha256_of(self._storage, key) != file.sha256:
                     raise DamagedError(f"{what} is not what was saved", what=what)
             except FileNotFoundError as error:
                 raise DamagedError(f"{what} is missing", what=what) from error
@@ -229,14 +228,3 @@ class SavedStateSource:
             )
         replica = Replica(self._home.storage, self._source.storage)
         return sum(replica.restore_missing(state.checkpoint, state.digest) for state in self._saved.state)
-
-
-def _sha256(storage: Storage, key: str) -> str:
-    digest = hashlib.sha256()
-    reader = storage.open_read(key)
-    try:
-        while data := reader.read(CHUNK_BYTES):
-            digest.update(data)
-    finally:
-        reader.close()
-    return digest.hexdigest()

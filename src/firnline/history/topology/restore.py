@@ -162,6 +162,30 @@ def plan_restore(snapshots: Snapshots, order: RestoreOrder) -> dict[str, Rollbac
     return {name: _rollback(snapshots.opened[name], order, name).plan() for name in sorted(order.epochs)}
 
 
+def find_inconsistent(snapshots: Snapshots, order: RestoreOrder) -> list[str]:
+    """Return, in words, what becomes inconsistent because some members stay as they are. Read-only."""
+    found = []
+    for channel in snapshots.topology.channels:
+        if channel.kind != "delta" or (channel.writer in order.without) == (channel.reader in order.without):
+            continue
+        reader, writer = snapshots.opened[channel.reader], snapshots.opened[channel.writer]
+        if channel.reader in order.without:
+            head = reader.deciding.load_committed()
+            position = head.checkpoint.positions.get(channel.source) if head.checkpoint is not None else None
+            writer.sink(channel.sink).load_committed()  # `version_of` reads the version of the handle
+            version = writer.sink(channel.sink).version_of(order.epochs[channel.writer])
+            if position is not None and not TableChain(reader.options, channel.source).fits(position, version):
+                found.append(
+                    f"{channel.reader} has read rows of {channel.writer} that are undone: its own stay, and its next "
+                    "run stops and names the epoch to go back to"
+                )
+        else:
+            found.append(
+                f"{channel.reader} reads again what {channel.writer} has written since: {channel.writer} keeps it"
+            )
+    return found
+
+
 def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollback:
     leave = [sink.name for sink in pipeline.sinks[1:] if sink.name in order.leave]
     return Rollback(pipeline, order.epochs[name], accept=order.accept, leave=leave, restore=order.restore)
@@ -181,19 +205,36 @@ def find_or_order(
     *,
     leave: Collection[str] = (),
     accept: Collection[str] = (),
+    without: Collection[str] = (),
+    command: str = "",
 ) -> RestoreOrder:
     """Return the order of a restore to a target: the one that was begun, or a new one that is not written yet.
 
     Raises:
-        ConfigError: a restore to another target has begun and not ended.
+        ConfigError: a restore to another target has begun and not ended; or `without` names nobody.
     """
     begun = find_unfinished(snapshots.home)
     if begun is None:
-        return RestoreOrder(ids.new(), target, clock.now().isoformat(), dict(epochs), tuple(leave), tuple(accept))
+        unknown = sorted(set(without) - set(epochs))
+        if unknown or set(without) == set(epochs):
+            raise ConfigError(
+                f"--without {' '.join(unknown)}: no such member" if unknown else "--without names every member",
+                hint=f"The members are {', '.join(sorted(epochs))}.",
+            )
+        return RestoreOrder(
+            restore=ids.new(),
+            target=target,
+            created_at=clock.now().isoformat(),
+            epochs={name: epoch for name, epoch in epochs.items() if name not in without},
+            leave=tuple(leave),
+            accept=tuple(accept),
+            without=tuple(sorted(without)),
+            command=command,
+        )
     if begun.target != target:
         raise ConfigError(
             f"restore {begun.restore} to {begun.target} has begun, and not ended",
-            hint=f"Finish it first: firnline topology restore {begun.target} --yes",
+            hint=f"Finish it first: {begun.command or f'firnline topology restore {begun.target} --yes'}",
         )
     return begun
 
@@ -252,7 +293,7 @@ class _Performing:
     def hold(self, name: str) -> bool:
         """Hold a member and claim it. Returns whether another restore holds it."""
         pipeline = self._members[name]
-        wanted = Hold(self._order.restore, self._home.name, self._home.root)
+        wanted = Hold(self._order.restore, self._home.name, self._home.root, self._order.command)
         put_hold(pipeline.storage, name, wanted)
         holds = find_holds(pipeline.storage, name, pipeline.options.home.storage_options)
         if decide.find_blocking((hold.restore for hold in holds), self._order.restore) is not None:

@@ -160,8 +160,16 @@ class Table:
             self._described = (self.version, about)
         return self._described[1]
 
-    def create(self, schema: pa.Schema, partition_by: list[str], info: Json, txns: Mapping[str, int]) -> None:
-        """Create the table as version 0. Raises CommitConflictError if another writer did."""
+    def create(
+        self,
+        schema: pa.Schema,
+        partition_by: list[str],
+        info: Json,
+        txns: Mapping[str, int],
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the table as version 0, with some properties or our own. Raises CommitConflictError if another writer
+        did."""
         if not is_remote(self.uri):
             make_folders(self.uri)
 
@@ -171,7 +179,7 @@ class Table:
                 DeltaSchema.from_arrow(schema),
                 mode="error",
                 partition_by=partition_by or None,
-                configuration=dict(CREATED_WITH),
+                configuration=dict(CREATED_WITH if properties is None else properties),
                 storage_options=self._options or None,
                 commit_properties=_properties(info, txns),
                 post_commithook_properties=_NO_HOOKS,
