@@ -47,6 +47,7 @@ DEFAULTS = {
     "spark.python.worker.reuse": "true",
 }
 OPTIONS_KEY = "spark.driver.extraJavaOptions"
+LISTEN_KEY = "SPARK_LOCAL_IP"
 LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -114,6 +115,14 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
             config[OPTIONS_KEY] += f" -XX:SharedArchiveFile={archive}"
         # Of the small JVM that puts together the command of the large one.
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", LOCAL_DEFAULTS[OPTIONS_KEY])
+        # Spark's own pages, if the spec turns them on, know no password; no setting but this says where they listen.
+        os.environ.setdefault(LISTEN_KEY, LOCAL_DEFAULTS["spark.driver.bindAddress"])
+    elif config["spark.ui.enabled"].lower() == "true" and not os.environ.get(LISTEN_KEY):
+        logger.warning(
+            "Spark's own pages (spark.ui.enabled) listen on every address of this machine, without a password: "
+            "set %s to the address that executors reach the driver by, or close their port to others",
+            LISTEN_KEY,
+        )
     builder = SparkSession.builder.appName(f"firnline {name}")
     for key, value in config.items():
         builder = builder.config(key, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from firnline.errors import ConfigError, EngineError, WorkerLostError
-from firnline.jobs.spark import SparkEngine
+from firnline.jobs.spark import LISTEN_KEY, OPTIONS_KEY, SparkEngine, open_session
 
 WAIT = 30
 
@@ -82,6 +83,28 @@ def in_thread(call: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=call)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize(("master", "at"), [("local[*]", "127.0.0.1"), ("spark://h:7077", None)])
+def test_pages_of_spark_that_a_spec_turns_on_listen_on_loopback(
+    master: str, at: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen with Spark 4.2: without the variable they listen on every address, whatever `spark.driver.bindAddress`."""
+    found: list[str | None] = []
+
+    def start(_: Mapping[str, str]) -> None:
+        found.append(os.environ.get(LISTEN_KEY))
+        raise EngineError("far enough")
+
+    monkeypatch.setenv(LISTEN_KEY, "")  # so that it is put back afterwards
+    monkeypatch.delenv(LISTEN_KEY)
+    monkeypatch.setattr("firnline.jobs.spark.find_java", lambda: "java")
+    monkeypatch.setattr("firnline.jobs.spark._start_jvm", start)
+    settings = {"spark.master": master, "spark.ui.enabled": "true", OPTIONS_KEY: ""}
+    with pytest.raises(EngineError, match="far enough"):
+        open_session("p", settings)
+    assert found == [at]
+    assert ("without a password" in caplog.text) == (at is None)  # executors elsewhere must reach the driver
 
 
 def test_spark_connect_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
