@@ -156,7 +156,7 @@ class Metrics:
     def serving(self, registry: CollectorRegistry, health: HealthCheck, say: Callable[[str], None]) -> Iterator[None]:
         """Serve on `metrics_port`, which must be set, while the block runs."""
         from firnline.service.endpoints import Endpoints, ServeAt
-        from firnline.service.token import load_token
+        from firnline.service.metrics_token import load_token
 
         assert self.metrics_port is not None
         token, is_new = load_token(self.metrics_token_file) if self.metrics_token_file is not None else (None, False)

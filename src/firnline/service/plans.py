@@ -39,7 +39,7 @@ from firnline.run.control import ask
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.wanted import Wanted
 from firnline.service.access.tokens import Identity
-from firnline.service.actions import KINDS, Kind
+from firnline.service.plan_kinds import KINDS, Kind
 from firnline.service.problems import ConflictError, ForbiddenError, NotFoundError
 from firnline.service.supervise.supervisor import Supervisor
 from firnline.storage import open_storage

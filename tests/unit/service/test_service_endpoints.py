@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from firnline.errors import ConfigError, SinkError
 from firnline.service.endpoints import Endpoints, ServeAt
 from firnline.service.health import Health
-from firnline.service.token import load_token
+from firnline.service.metrics_token import load_token
 from firnline.sinks.base import Head
 
 TOKEN = "a-token-of-many-letters"

@@ -17,11 +17,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ValidationError
 
-from firnline.service.actions import KINDS
 from firnline.service.answers import AnswerRoute
 from firnline.service.api import actions, work
 from firnline.service.api.common import Name, Operator, Reader, TheService, needs
 from firnline.service.dashboard.render import page
+from firnline.service.plan_kinds import KINDS
 from firnline.service.problems import ConflictError, ServiceError
 from firnline.service.views import summary
 from firnline.types import Json

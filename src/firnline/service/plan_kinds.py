@@ -1,4 +1,4 @@
-"""The actions that are planned first and confirmed then: what each reads of a request, shows, and does.
+"""The kinds of actions that are planned first and confirmed then: what each reads of a request, shows, and does.
 
 Each works through `history/`, like the command line.
 """
