@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,16 +18,20 @@ from firnline.cli.status import show_status
 from firnline.clock import monotonic
 from firnline.errors import SourceError
 from firnline.history.status import load_status
+from firnline.options import BatchOptions
 from firnline.run import runner
+from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
 from firnline.service.metrics import PipelineMetrics
+from firnline.sources.base import SnapshotProgress
+from firnline.sources.cdc import snapshots
 from firnline.sources.postgres.source import PostgresSource
 from tests.integration.test_mysql_source import DATABASE
 from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
 from tests.integration.test_mysql_source import captured as captured_binlog
 from tests.support.captured import ORDERS, Capturing, captured, execute, query, wait_until
 from tests.support.mysql import BinlogServer
-from tests.support.pipelines import run_to_end
+from tests.support.pipelines import run_to_end, run_until_epoch
 
 
 def test_status_shows_lag_slot_and_schemas(postgres: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +177,51 @@ def _log_bytes(server: BinlogServer) -> int:
 
 def _scrape(metrics: PipelineMetrics) -> bytes:
     return generate_latest(metrics.registry())
+
+
+def test_status_and_displays_show_how_far_tables_are_read(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(snapshots, "CHUNK_ROWS", 10)
+    execute(postgres, ORDERS, "INSERT INTO orders SELECT g, g, 'x' FROM generate_series(1, 95) g", "ANALYZE orders")
+    options = replace(captured(postgres, tmp_path, snapshot="initial"), batch=BatchOptions(max_events=10))
+    epoch = 1
+    while True:  # the first epochs have no rows
+        run_until_epoch(options, epoch)
+        report = load_status(open_pipeline(options))
+        [progress] = report.sources[0]["snapshots"] or [{"rows": 0}]
+        if progress["rows"]:
+            break
+        epoch += 1
+    assert progress["state"] == "running"
+    assert (progress["table"], progress["estimate"], progress["rows"] % 10) == ("public.orders", 95, 0)
+    show_status(Output(), report)
+    words = f"reads public.orders: {progress['rows']} of about 95 rows"
+    assert words in " ".join(capsys.readouterr().out.split())
+
+    said: list[str] = []
+    totals = RunTotals(monotonic, options.input_words)
+    reporter = RunReporter(said.append, attempts=3, words=options.input_words)
+    told: list[Mapping[str, Mapping[str, SnapshotProgress]]] = []
+
+    class Kept(Observer):
+        def snapshots(self, progress: Mapping[str, Mapping[str, SnapshotProgress]]) -> None:
+            told.append(progress)
+
+    with Capturing(options, Kept()):
+        wait_until(lambda: told)
+    assert told[0]["db"]["public.orders"].estimate == 95
+    part = {"db": {"public.orders": SnapshotProgress(progress["rows"], 95, 3, done=False)}}
+    for _ in range(2):
+        totals.snapshots(part)
+        reporter.snapshots(part)
+    assert totals.reading["db"] == [words]
+    assert said == [f"source db {words}"]
+    run_to_end(options)
+    [progress] = load_status(open_pipeline(options)).sources[0]["snapshots"]
+    assert (progress["state"], progress["rows"], progress["estimate"]) == ("done", 95, None)
+    totals.snapshots({"db": {"public.orders": SnapshotProgress(95, 95, 10, done=True)}})
+    assert totals.reading == {"db": []}
 
 
 def test_displays_speak_of_transactions(postgres: str, tmp_path: Path) -> None:

@@ -134,6 +134,12 @@ def lag_text(lag: Mapping[str, Any], unread: Sequence[str] = ()) -> str:
     return ", ".join(texts)
 
 
+def reading_text(table: str, rows: int, estimate: int | None) -> str:
+    """Say how far the rows of a captured table have been read that were there before its changes."""
+    of_all = f" of about {max(estimate, rows):,}" if estimate else ""
+    return f"reads {table}: {rows:,}{of_all} rows"
+
+
 def time_text(seconds: float) -> str:
     """A duration: `0.3 s`, `1:05`, `2:01:09`."""
     if seconds < 60:

@@ -17,13 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from firnline.cli import logs
 from firnline.cli.common import name_spec
-from firnline.cli.output import count_text, lag_text, log_text, size_text, time_text
+from firnline.cli.output import NAMES_SHOWN, count_text, lag_text, log_text, reading_text, size_text, time_text
 from firnline.cli.text import safe
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.observer import Comparison, EpochFacts, Observer, SinkLag, took_ms
 from firnline.sinks.base import Head
-from firnline.sources.base import Backlog, LogLag
+from firnline.sources.base import Backlog, LogLag, SnapshotProgress
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
@@ -67,6 +67,7 @@ class RunTotals(Observer):
     refusals: dict[str, FirnlineError] = field(default_factory=dict)  # by optional sink: what no retry mends
     waiting: Backlog | None = None
     logs: Mapping[str, LogLag] = field(default_factory=dict)  # by source that reads the log of a server
+    reading: dict[str, list[str]] = field(default_factory=dict)  # by source: how far tables are read, in words
     unreachable: list[str] = field(default_factory=list)  # why sources cannot be read at present
     doing: str = "reading the table"
     spark_since: float | None = None  # when Spark began to start; None once it has started
@@ -185,6 +186,9 @@ class RunTotals(Observer):
     def log_lags(self, lags: Mapping[str, LogLag]) -> None:
         self.logs = lags
 
+    def snapshots(self, progress: Mapping[str, Mapping[str, SnapshotProgress]]) -> None:
+        self.reading = {name: _reading_texts(tables) for name, tables in progress.items()}
+
     def idle(self) -> None:
         self.doing = "waits: " + self.unreachable[0] if self.unreachable else f"waits for new {self.words[1]}s"
 
@@ -299,6 +303,7 @@ class RunReporter(Observer):
         self._starts = 0
         self._idle = False
         self._set_aside = 0
+        self._reading: dict[str, str] = {}  # by source: how far its tables were read, as it was said last
         self._failing: set[str] = set()  # copies whose failure was reported
         self._optional: dict[str, tuple[str, int]] = {}  # by optional sink: its last error, and how often it came
         self._last_trouble = ""  # the last failure that a retry may mend, until an epoch is committed
@@ -327,6 +332,13 @@ class RunReporter(Observer):
 
     def running(self, epoch: int) -> None:
         self._idle = False
+
+    def snapshots(self, progress: Mapping[str, Mapping[str, SnapshotProgress]]) -> None:
+        for name, tables in progress.items():
+            text = f"source {name} {', '.join(_reading_texts(tables))}"
+            if _reading_texts(tables) and self._reading.get(name) != text:
+                self._say(text)
+            self._reading[name] = text
 
     def committed(self, facts: EpochFacts) -> None:
         self._last_trouble = ""
@@ -525,6 +537,14 @@ def open_reporter(display: Display, *, attempts: int, words: tuple[str, str]) ->
     return RunReporter(display.say, attempts=attempts, words=words)
 
 
+def _reading_texts(tables: Mapping[str, SnapshotProgress]) -> list[str]:
+    """Say how far tables are read that are being read; of many the first ones."""
+    reading = [(name, one) for name, one in sorted(tables.items()) if not (one.done or one.is_due)]
+    shown = [reading_text(name, one.rows, one.estimate) for name, one in reading[:NAMES_SHOWN]]
+    more = len(reading) - len(shown)
+    return [*shown, *([f"and {count_text(more, 'more table')}"] if more else [])]
+
+
 class Lines:
     """Dated lines, for logs."""
 
@@ -634,7 +654,10 @@ class LiveDisplay:
         if totals.state_bytes is not None:
             numbers += f"   state {size_text(totals.state_bytes)}"
         style = "yellow" if self._stopping or totals.doing.startswith("retries") else "dim"
-        lines = [Text(f"source {name}: {lag_text(lag.to_json())}") for name, lag in totals.logs.items()]
+        lines = [
+            Text(f"source {name}: {', '.join([lag_text(lag.to_json()), *totals.reading.get(name, [])])}")
+            for name, lag in totals.logs.items()
+        ]
         lines += [Text(f"sink {words}", style="yellow") for words in totals.lagging]
         return Group(Text(numbers), grid, *lines, Text(doing, style=style))
 

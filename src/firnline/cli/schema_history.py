@@ -22,7 +22,7 @@ writes nothing.
 Output (JSON: pipeline, versions [...] with these fields):
   source, table, version (of its table, from 1), fingerprint, epoch (the first
   that used it), position (in the log), committed_at (of its first transaction),
-  changed (since the version before: "+ name type", "- name type", "~ name ..."),
+  changed ("+ name type", "- name type", "~ ...", since the version before),
   columns [{name, native (type in the database), type, key, number (PostgreSQL:
   a column that was dropped and added again has another one)}]
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\
 A source that captures changes reads the rows of a table once, in chunks, while
-its changes go on. With a table, the command has them read again: the run that is
-alive, or the next one, begins in its next epoch. Rows come as changes with _op read; a sink that
-upserts overwrites what it has. A row that the database no longer has stays in
-such a sink, unless --empty takes all rows of the table away first, in the same
-epoch. Without a table the command lists tables, and changes nothing.
+its changes go on. With a table, the command has them read again: the run that
+is alive, or the next one, begins in its next epoch. Rows come as changes with
+_op read; a sink that upserts overwrites what it has. A row that the database no
+longer has stays in such a sink, unless --empty takes all rows of the table away
+first, in the same epoch. Without a table the command lists tables, and changes
+nothing.
 
 Output (JSON: pipeline, tables [...] with these fields):
   source, table, state (asked, running, done), rows (read so far), estimate (of

@@ -25,6 +25,7 @@ from firnline.cli.output import (
     count_text,
     lag_text,
     letters_text,
+    reading_text,
     screen_width,
     size_text,
     time_text,
@@ -85,7 +86,9 @@ Output (JSON fields):
                 its log does not have, [{epoch, table, reason, position,
                 again (read, empty or nothing: what mends it), asked (the next
                 epoch begins it), command (reads the table again), way (what to
-                do where no command helps)}]; unread_tables: whose rows
+                do where no command helps)}]; snapshots: how far tables have
+                been read, [{table, state (asked, running, done), rows,
+                estimate, chunks}]; unread_tables: whose rows
                 are still to be read; unreadable_tables: those of them that
                 cannot be, [{table, reason, hint}]
   last_error    {at, code, message, hint, epoch, run, exit_code, ended_run}: why
@@ -363,6 +366,8 @@ def _source_text(source: dict[str, Any]) -> str:
         texts = [fact_text(position)]
     if source["log"]:
         texts.append(lag_text(source["log"], source["unread_tables"]))
+        reading = [one for one in source["snapshots"] if one["state"] == "running"]
+        texts += [reading_text(one["table"], one["rows"], one["estimate"]) for one in reading[:NAMES_SHOWN]]
         if source["error"] and source["error"] != source["log"]["unknown"]:
             texts.append(f"cannot be read: {source['error']}")
     elif source["error"]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from firnline.errors import AccessError, ConfigError, LedgerHoleError, SourceError
 from firnline.history.schemas import in_force, load_schema_history, silent_facts
+from firnline.history.snapshots import load_progress
 from firnline.run.ledger_files import LedgerFiles
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head
@@ -35,6 +36,7 @@ class SourceInput:
     log: LogLag | None = None  # of a source that reads the log of a server
     schemas: list[dict[str, Json]] = field(default_factory=list)  # of its tables, as they are in force
     silent: list[dict[str, Json]] = field(default_factory=list)  # changes of rows that the log does not have
+    snapshots: list[dict[str, Json]] = field(default_factory=list)  # of its tables: how far their rows have been read
     unread: list[str] = field(default_factory=list)  # tables whose rows are still to be read
     unreadable: list[dict[str, Json]] = field(default_factory=list)  # those of them that cannot be, with the reason
     error: str | None = None
@@ -53,6 +55,7 @@ class SourceInput:
             "log": self.log.to_json() if self.log is not None else None,
             "schemas": self.schemas,
             "silent_changes": self.silent,
+            "snapshots": self.snapshots,
             "unread_tables": self.unread,
             "unreadable_tables": self.unreadable,
             "error": self.error,
@@ -90,6 +93,7 @@ def load_inputs(pipeline: OpenPipeline, head: Head) -> Inputs:
         for source in pipeline.sources
     ]
     _add_schemas(pipeline, head, found)
+    _add_snapshots(pipeline, head, found)
     with contextlib.closing(LedgerFiles(pipeline)) as ledger:
         try:
             known: Mapping[str, KnownFiles] | None = ledger.load(head.entry)
@@ -146,6 +150,16 @@ def _add_schemas(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -
             if known.source == one.name and source.table_name(known.version.table)  # the spec names it
         ]
         one.silent = silent.get(one.name, [])
+
+
+def _add_snapshots(pipeline: OpenPipeline, head: Head, found: list[SourceInput]) -> None:
+    """Add how far the tables have been read to sources that capture them."""
+    if not any(source.has_log for source in pipeline.sources):
+        return
+    by_name = {one.name: one for one in found}
+    for progress in load_progress(pipeline, head):
+        facts = progress.to_json()
+        by_name[facts.pop("source")].snapshots.append(facts)
 
 
 def _count(source: Source, position: Json, known: Mapping[str, KnownFiles] | None, found: SourceInput) -> None:

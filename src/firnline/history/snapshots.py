@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from firnline.errors import ConfigError
 from firnline.history.store import on_record
 from firnline.run.open_pipeline import OpenPipeline
+from firnline.sinks.base import Head
 from firnline.sources.base import SnapshotProgress
 from firnline.types import Json
 
@@ -40,9 +41,13 @@ class TableProgress:
         }
 
 
-def load_progress(pipeline: OpenPipeline) -> list[TableProgress]:
-    """Return the snapshots of all captured tables that have begun or that somebody asked for."""
-    checkpoint = pipeline.load().checkpoint
+def load_progress(pipeline: OpenPipeline, head: Head | None = None) -> list[TableProgress]:
+    """Return the snapshots of all captured tables that have begun or that somebody asked for.
+
+    Args:
+        head: What the deciding sink holds, if the caller has read it.
+    """
+    checkpoint = (head or pipeline.load()).checkpoint
     requests = [request for request in pipeline.requests.load() if request.kind == "snapshot"]
     found: list[TableProgress] = []
     for source in pipeline.sources:

@@ -9,7 +9,7 @@ from functools import partial
 from firnline.errors import FirnlineError, LedgerHoleError
 from firnline.rescued import Rescued
 from firnline.sinks.base import Head
-from firnline.sources.base import Backlog, LogLag
+from firnline.sources.base import Backlog, LogLag, SnapshotProgress
 from firnline.sources.group import EpochPlan
 from firnline.stores.replicator import Replication
 from firnline.types import Json
@@ -120,6 +120,9 @@ class Observer:
 
     def log_lags(self, lags: Mapping[str, LogLag]) -> None:
         """How far sources that read the log of a server are behind it, by source; measured at intervals."""
+
+    def snapshots(self, progress: Mapping[str, Mapping[str, SnapshotProgress]]) -> None:
+        """How far the rows of captured tables have been read, by source and table; told at intervals."""
 
     def reconciled(self, found: Comparison) -> None:
         """A full listing was compared with the ledger."""

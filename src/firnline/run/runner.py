@@ -701,7 +701,10 @@ class Runner:
                 elif not lag.alarm and self._alarms.get(name):
                     logger.warning("the alarm is over", extra={"source": name})
                 self._alarms[name] = bool(lag.alarm)
+            sources = [one for one in self._pipeline.sources if positions.get(one.name) is not None]
+            progress = {one.name: one.snapshots(positions[one.name]) for one in sources if one.has_log}
             self._inbox.put(_Note(lambda: self._observer.log_lags(lags)))
+            self._inbox.put(_Note(lambda: self._observer.snapshots(progress)))
 
         self._aside("log", measure)
 
