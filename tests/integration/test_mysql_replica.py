@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from firnline.errors import ConfigError, SourceError
+from firnline.names import spool_parts
 from firnline.options import BatchOptions, PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
-from firnline.sources.cdc import snapshots
+from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sources.cdc import snapshots, source
+from firnline.sources.cdc.spooling import Spooler
 from firnline.sources.mysql import stream, table_reader
 from firnline.sources.mysql.connect import Dsn, connect
 from firnline.sources.mysql.options import MySqlSourceOptions
 from tests.integration.test_mysql_source import ORDERS, captured, check_current
-from tests.support.captured import position, wait_until
+from tests.support.captured import Capturing, delta_rows, position, wait_until
 from tests.support.mariadb import MariaDbServer, running_mariadb
 from tests.support.mysql import PASSWORD, BinlogServer, running_mysql
 from tests.support.pipelines import run_once, run_to_end, run_until_epoch
@@ -70,6 +73,11 @@ def go_on_replicating(replica: BinlogServer) -> None:
 def has_rows(server: BinlogServer) -> bool:
     held = server.run("SELECT table_name FROM information_schema.tables WHERE table_schema = 'shop'")
     return bool(held) and server.run("SELECT count(*) FROM shop.orders")[0][0] >= ROWS
+
+
+def newest_spool(folder: Path) -> int:
+    """The number of the newest spool file."""
+    return max(parts[0] for path in folder.rglob("*") if (parts := spool_parts(path.name)) is not None)
 
 
 def pipeline(server: BinlogServer, replica: BinlogServer, folder: Path) -> PipelineOptions:
@@ -171,3 +179,40 @@ def test_a_replica_that_leaves_rows_out(binlog_server: BinlogServer, other: Binl
     wait_until(lambda: has_rows(other))
     with pytest.raises(ConfigError, match=r"leaves rows out: .*audit"):
         open_pipeline(pipeline(binlog_server, other, tmp_path)).sources["db"].check()
+
+
+def test_a_table_that_is_added_while_files_without_it_wait(
+    binlog_server: BinlogServer, other: BinlogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run left spool files behind that lack the table, and the replica is behind them."""
+    fill(binlog_server)
+    binlog_server.run("CREATE TABLE shop.late (id int PRIMARY KEY, note text)", "INSERT INTO shop.late VALUES (1, 'a')")
+    replicate(binlog_server, other)
+    wait_until(lambda: has_rows(other))
+    options = pipeline(binlog_server, other, tmp_path)
+    late = DeltaSinkOptions("late", str(tmp_path / "late"), input="db.late", write="upsert", key=("id",))
+    options = replace(options, sinks=(*options.sinks, late))
+    database = options.sources[0]
+    assert isinstance(database, MySqlSourceOptions)
+    with_late = replace(options, sources=(replace(database, tables=("*",)),))
+    options = replace(options, sources=(replace(database, tables=("*", "!late")),))
+    run_to_end(options)
+    spooled, files_after = position(options).spool, Spooler.files_after
+    with monkeypatch.context() as patch:
+        # Every transaction is spooled, and no epoch takes it.
+        patch.setattr(source, "_take", lambda *_: [])
+        patch.setattr(Spooler, "files_after", lambda self, _, wait: files_after(self, self._number, wait))
+        with Capturing(options):
+            binlog_server.run("UPDATE shop.orders SET note = 'one'")
+            wait_until(lambda: newest_spool(tmp_path) > spooled)
+            wait_until(lambda: other.run("SELECT count(*) FROM shop.orders WHERE note = 'one'")[0][0] == ROWS)
+            stop_replicating(other)
+            binlog_server.run("UPDATE shop.late SET note = 'b'", "UPDATE shop.orders SET note = 'two'")
+            wait_until(lambda: newest_spool(tmp_path) > spooled + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(table_reader, "BEHIND_SECONDS", 0.0)
+        run_once(with_late)
+    go_on_replicating(other)
+    run_to_end(with_late)
+    check_current(binlog_server, tmp_path)
+    assert delta_rows(tmp_path / "late", "id", "note") == [(1, "b")]

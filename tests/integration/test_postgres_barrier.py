@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from firnline.errors import SourceError
 from firnline.sources.cdc.tables import TablePatterns
+from firnline.sources.postgres import tables
+from firnline.sources.postgres.position import LogPlace
 from firnline.sources.postgres.server import PostgresServer as Captured
 from firnline.sources.postgres.tables import PostgresTables
 from tests.support.captured import ORDERS, execute, query, wait_until
@@ -44,3 +48,21 @@ def test_a_commit_that_waits_for_a_standby_is_waited_for(waiting: str, settings:
     reader.close()
     assert chunk is not None
     assert chunk.rows == 1
+
+
+def test_a_host_that_is_behind_the_log_is_not_read(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was read from another host of `dsn`, further than this one has it."""
+    execute(postgres, ORDERS)
+    reader = PostgresTables(
+        Captured(postgres, "here"), "nothing", TablePatterns(("orders",), "public"), creates=False, name="test"
+    )
+    place = LogPlace.from_json(reader.find_end())
+    assert reader.read_chunk("public.orders", None, 10, barrier=reader.later_barrier(place.to_json())) is not None
+    ahead = replace(place, lsn=place.lsn + (1 << 30)).to_json()
+    for barrier in (reader.barrier(ahead), reader.later_barrier(ahead)):
+        assert reader.read_chunk("public.orders", None, 10, barrier=barrier) is None
+        assert reader.read_whole("public.orders", 10, barrier=barrier) is None
+    monkeypatch.setattr(tables, "BEHIND_SECONDS", 0.0)
+    with pytest.raises(SourceError, match="has not yet what was read of the log"):
+        reader.read_chunk("public.orders", None, 10, barrier=barrier)
+    reader.close()

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from firnline.errors import ConfigError
+from firnline.cli.run import Gap
+from firnline.errors import ConfigError, SourceGapError
 from firnline.history.status import load_status
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
+from tests.integration.test_capture_gaps import run_with
 from tests.support.captured import (
     ORDERS,
     Capturing,
@@ -230,5 +232,23 @@ def test_killed_when_our_publication_has_a_table_back(database: str, tmp_path: P
     execute(database, "UPDATE orders SET note = 'seen'", f"ALTER PUBLICATION {OURS} DROP TABLE orders", *UNSEEN)
     kill(point, partial(work, database, tmp_path))
     execute(database, "INSERT INTO orders VALUES (5, 5, 'after')")
+    run_to_end(options)
+    check_current(database, tmp_path)
+
+
+@pytest.mark.parametrize("now", ["mine", "other"])
+def test_a_publication_that_the_log_does_not_know_yet(database: str, tmp_path: Path, now: str) -> None:
+    """It is created anew, or the spec names another one: the server cannot read what was written before."""
+    begin(database, tmp_path, "mine")
+    dropped = ["DROP PUBLICATION mine"] if now == "mine" else []
+    execute(database, *dropped, *UNSEEN, f"CREATE PUBLICATION {now} FOR TABLE orders, items")
+    options = captured(database, tmp_path, tables=BOTH, publication=now)
+    error = run_once(options).result.error
+    assert isinstance(error, SourceGapError)
+    assert f'publication "{now}" does not exist' in error.message
+    assert "--resnapshot-all" in error.hint
+    assert run_with(options, Gap(resnapshot_all=True)) is None
+    check_current(database, tmp_path)
+    execute(database, "INSERT INTO orders VALUES (5, 5, 'logged')")
     run_to_end(options)
     check_current(database, tmp_path)

@@ -14,18 +14,23 @@ import psycopg
 import pytest
 from deltalake.exceptions import TableNotFoundError
 
+from firnline.cli.run import Gap
 from firnline.errors import SourceError
 from firnline.options import PipelineOptions
 from firnline.run.observer import Observer
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc import snapshots
+from firnline.sources.cdc.chunks import SnapshotBegin
 from firnline.sources.cdc.log import Chunk, TableFacts
 from firnline.sources.cdc.position import LogPosition
 from firnline.sources.cdc.snapshots import SnapshotTaker
 from firnline.sources.cdc.source import Input, LogSource
 from firnline.sources.cdc.spool import SpoolFile
 from firnline.sources.cdc.spooling import Spooler
+from firnline.sources.postgres.options import PostgresSourceOptions
+from firnline.sources.postgres.stream import PostgresStream
 from firnline.sources.postgres.tables import PostgresTables
+from tests.integration.test_capture_gaps import run_with
 from tests.support.captured import Capturing, captured, delta_rows, execute, has_read_all, position, query, wait_until
 from tests.support.pipelines import run_once, run_to_end
 
@@ -347,3 +352,45 @@ def test_the_window_stays_short_while_a_table_cannot_be_read(
 
 def has_begun(options: PipelineOptions, table: str) -> bool:
     return table in position(options).snapshots
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_gap_of_the_log_behind_the_snapshot(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    """A new table is read before the log begins anew, with or without its epoch. What changes in between is lost."""
+    options = pipeline(database, tmp_path, "other", "events")
+    source = options.sources[0]
+    assert isinstance(source, PostgresSourceOptions)
+    options = replace(options, sources=(replace(source, tables=("*",)),))
+    execute(database, OTHER, "INSERT INTO other VALUES (1)")
+    run_to_end(options)
+    execute(database, "SELECT pg_drop_replication_slot('firnline_shop_db')", EVENTS, "INSERT INTO events VALUES (1)")
+    is_read, is_anew = threading.Event(), threading.Event()
+    begin_anew, begins, keep = PostgresStream.begin_anew, SnapshotTaker.begins, SnapshotTaker._keep_whole
+
+    def begin_late(self: PostgresStream) -> Any:
+        assert is_read.wait(60)
+        if is_begun:
+            wait_until(lambda: "public.events" in position(options).snapshots)
+        execute(database, "INSERT INTO events VALUES (2)")
+        place = begin_anew(self)
+        is_anew.set()
+        return place
+
+    def keep_whole(self: SnapshotTaker, *given: Any) -> None:
+        keep(self, *given)
+        is_read.set()
+
+    def begins_late(self: SnapshotTaker, known: LogPosition) -> list[SnapshotBegin]:
+        return begins(self, known) if is_begun or is_anew.is_set() else []
+
+    monkeypatch.setattr(PostgresStream, "begin_anew", begin_late)
+    monkeypatch.setattr(SnapshotTaker, "_keep_whole", keep_whole)
+    monkeypatch.setattr(SnapshotTaker, "begins", begins_late)
+    assert run_with(options, Gap(resnapshot_all=True)) is None
+    execute(database, "INSERT INTO events VALUES (3)")
+    run_to_end(options)
+    rows = delta_rows(tmp_path / "events", "n", "_op")
+    assert [row for row in rows if row[1] != "read"] == [(3, "insert"), (None, "truncate")]
+    assert {n for n, op in rows if op == "read"} == {1, 2}

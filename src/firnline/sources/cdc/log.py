@@ -239,7 +239,7 @@ class TableReader(ABC):
 
     def later_barrier(self, place: Json) -> Json:
         """Return what the snapshots of later chunks must see: every transaction that the log has up to `place`. None if
-        every later snapshot sees it anyway: only one server is read."""
+        every later snapshot sees it anyway: only one server is ever read."""
         return None
 
     @abstractmethod

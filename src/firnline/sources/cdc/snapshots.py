@@ -104,6 +104,7 @@ class _Whole(_Tried):
     was_put_aside: bool = False  # the log went on without it
     serial: int = 0  # of the snapshot that is being read, or was
     is_read_now: bool = False
+    gaps: int = 0  # of the log before it was read
 
     @property
     def may_hold(self) -> bool:
@@ -417,6 +418,9 @@ class SnapshotTaker:
         for table in wholes.keys() & given_on:
             del wholes[table]  # changes of it were given on, by an epoch that was under way when it was found
             self._warn_of_earlier_rows(table)
+        for one in wholes.values():
+            if one.begin is not None and one.gaps != self._spooler.gaps:  # it lacks changes between it and the log
+                one.begin, one.chunks, one.barrier = None, [], None
         return {table: one for table, one in wholes.items() if table not in position.snapshots}
 
     def _next_serial(self, position: LogPosition) -> int:
@@ -715,6 +719,7 @@ class SnapshotTaker:
             if whole.held_since is None:  # the log waits again
                 whole.held_since, whole.barrier = now, None
             whole.serial, whole.is_read_now = self._next_serial(position), True
+            whole.gaps = self._spooler.gaps
         try:
             self._check_holder()
             if whole.barrier is None:
@@ -800,7 +805,8 @@ class SnapshotTaker:
     def _read(self, table: str, cursor: _Cursor, position: LogPosition) -> None:
         state = cursor.state
         if state.after is None and not cursor.has_barrier:
-            cursor.barrier, cursor.has_barrier = self._reader.barrier(position.place), True
+            # Files that a run before has spooled may lack the table: they are to be seen, too.
+            cursor.barrier, cursor.has_barrier = self._reader.barrier(self._spooler.end_place), True
         barrier = cursor.barrier if state.after is None else self._reader.later_barrier(position.place)
         try:
             chunk = self._reader.read_chunk(

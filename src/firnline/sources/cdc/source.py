@@ -474,7 +474,7 @@ class LogSource(Source):
         end = files[-1].number if files else known.spool
         begins = taker.begins(known)
         if any(file.gap for file in files):  # a table is emptied behind the changes before the gap
-            begins = [one for one in begins if not one.empties or one.sees is not None]
+            begins = [one for one in begins if not one.empties]
         gone = taker.find_gone(known)
         left = [TableLeft(table) for table in known.tables if table in gone or not self._tables.covers(table)]
         anew = {one.table for one in begins} | {one.table for one in left}
@@ -984,10 +984,8 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
             seen = max(seen, int(record["seen"]))
         elif isinstance(one, TableLeft):
             left[one.table] = known.serial
-            snapshots.pop(one.table, None)
-            schemas.pop(one.table, None)
-            due.pop(one.table, None)
-            logged.pop(one.table, None)
+            for facts in (snapshots, schemas, due, logged):
+                facts.pop(one.table, None)
         elif isinstance(one, TableLogged):
             logged[one.table] = one.logged
         elif isinstance(one, ChunkFile):
@@ -996,8 +994,11 @@ def _after(known: LogPosition, records: Sequence[Mapping[str, Json]], schemas: M
         else:
             place, spool = one.end.place, one.number
             files.append(one.name)
-            if one.gap:  # what a snapshot saw before it says nothing of the log behind it
-                snapshots = {table: replace(state, sees=None, high=None) for table, state in snapshots.items()}
+            if one.gap:  # of a table that was read whole, what came between its snapshot and the gap's end is lost
+                for table in [table for table, state in snapshots.items() if state.sees is not None]:
+                    left[table] = known.serial
+                    for facts in (snapshots, schemas, due, logged):
+                        facts.pop(table, None)
             due |= dict.fromkeys(one.reads, True)
             for table in known.running if one.gap else record.get("moved", ()):
                 if table in known.running and table in snapshots:

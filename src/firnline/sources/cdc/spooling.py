@@ -117,6 +117,7 @@ class Spooler:
         self._released: Json = None  # up to where the server may forget its log
         self._acknowledged: Json = None  # what it was told of that on this connection
         self._is_told = False  # a plan knows of the failure
+        self._gaps = 0  # that this thread has passed over
         self._thread = self._make_thread()
 
     def _make_thread(self) -> threading.Thread:
@@ -152,6 +153,11 @@ class Spooler:
         """The server's place behind the last transaction that is whole in files."""
         with self._news:
             return self._end.place
+
+    @property
+    def gaps(self) -> int:
+        """How often reading began anew behind a gap. What was read of tables before misses changes."""
+        return self._gaps
 
     def files_after(self, number: int, wait_seconds: float) -> list[SpoolFile]:
         """Return the files behind file `number` that end at cuts or lead to one; waits for the first.
@@ -245,6 +251,7 @@ class Spooler:
         )
         self._drop_open_parts()
         end = Mark(self._stream.begin_anew())
+        self._gaps += 1
         self._write(_Open(b"", self._end), end, b"", rows=0, gap=error.message, reads=self._consent.reads)
         self._consent.close()
 

@@ -714,6 +714,16 @@ class PostgresServer:
             db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
         fault_point("postgres.slot.after")
 
+    def advance_slot(self, slot: str) -> None:
+        """Have the server forget its log up to now, without reading it for anybody."""
+        query = """
+            SELECT pg_replication_slot_advance(%s, CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                                                        ELSE pg_current_wal_flush_lsn() END)"""
+        fault_point("postgres.slot.before")
+        with self.session() as db:
+            db.execute(query, (slot,))
+        fault_point("postgres.slot.after")
+
     def end_reader(self, pid: int) -> None:
         """End another reader of the slot."""
         with self.session() as db:

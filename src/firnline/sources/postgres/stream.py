@@ -32,6 +32,7 @@ ASK_SECONDS = 0.2  # between two questions how far the server has sent its log
 PROOF_SECONDS = 120.0  # for the server to send the last transaction again: it may have to decode much before
 GATHER_SECONDS = 0.002  # for more rows to come, inside of a transaction
 PASSED_ROWS = 100_000  # at once, without a look at the clock
+_UNDEFINED = b"42704"  # the code of an object, here a publication, that does not exist
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.NONFATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 
@@ -65,6 +66,7 @@ class PostgresStream(LogStream):
         self._status_at = 0.0
         self._place = LogPlace(0)
         self._before = tables  # that were captured when the log was read up to the position
+        self._is_undecodable = False  # the server cannot read its own log where the slot is
         self._reset()
 
     def _reset(self) -> None:
@@ -89,11 +91,7 @@ class PostgresStream(LogStream):
 
     def begin(self) -> Json:
         self._server.check_settings()
-        tables = self._server.find_tables(self._tables)
-        if self._creates:
-            self._server.ensure_publication(self._publication, tables)
-        else:
-            self._server.require_publication(self._publication, tables)
+        self._ensure_publication()
         if self._failover:
             self._server.check_failover(self._slot)
         slot = self._server.find_slot(self._slot) or self._server.create_slot(self._slot, failover=self._failover)
@@ -104,7 +102,18 @@ class PostgresStream(LogStream):
             self._server.find_slot(self._slot)
         except SourceGapError:  # it has lost its log
             self._server.drop_slot(self._slot)
+        if self._is_undecodable:
+            self._ensure_publication()
+            self._server.advance_slot(self._slot)
+            self._is_undecodable = False
         return self.begin()
+
+    def _ensure_publication(self) -> None:
+        tables = self._server.find_tables(self._tables)
+        if self._creates:
+            self._server.ensure_publication(self._publication, tables)
+        else:
+            self._server.require_publication(self._publication, tables)
 
     def open(self, position: Json) -> None:
         self.close()
@@ -356,7 +365,7 @@ class PostgresStream(LogStream):
         if ended == OTHER:
             self._kept = message
         elif ended == ENDED:
-            raise self._refused(self._open_connection(), "the server ended the stream")
+            raise self._ended(self._open_connection())
         elif ended in (FAILED, LOST):
             raise self._refused(self._open_connection(), "the connection was lost")
         return rows
@@ -489,7 +498,7 @@ class PostgresStream(LogStream):
                     return message
                 continue
             if size == -1:
-                raise self._refused(connection, "the server ended the stream")
+                raise self._ended(connection)
             left = deadline - monotonic()
             if left <= 0:
                 return None
@@ -585,6 +594,23 @@ class PostgresStream(LogStream):
     def _refused(self, connection: abc.PGconn, default: str = "the server refused the connection") -> FirnlineError:
         text = connection.error_message.decode(errors="replace").strip() if connection.status is not None else ""
         return self._server.translate(psycopg.OperationalError(text or default))
+
+    def _ended(self, connection: abc.PGconn) -> FirnlineError:
+        """Return why the server ended the stream."""
+        result = connection.get_result() if not connection.is_busy() else None
+        if result is None or result.status not in _FAILED:
+            return self._refused(connection, "the server ended the stream")
+        text = result.get_error_message().strip()
+        if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNDEFINED:
+            self._is_undecodable = True
+            names = ", ".join(self._publications())
+            return SourceGapError(
+                f"{self._server.place}: the server cannot read its log behind {m.format_lsn(self._place.lsn)}, since "
+                f"the publication was not there yet ({names}): {text.splitlines()[0]}",
+                hint="If you have changed `publication` or `slot` of the source, change it back, run until all is "
+                f"read, and change it then. Otherwise the publication was dropped and created again. {GAP_HINT}",
+            )
+        return self._server.translate(psycopg.OperationalError(text))
 
     def _gap(self, reason: str) -> SourceGapError:
         return SourceGapError(f"{self._server.place}: {reason}", hint=GAP_HINT)

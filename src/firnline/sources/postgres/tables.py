@@ -13,6 +13,7 @@ import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from firnline.clock import monotonic
 from firnline.errors import ConfigError, FirnlineError, SourceError
 from firnline.sources.cdc.column_names import names_here
 from firnline.sources.cdc.log import (
@@ -32,6 +33,7 @@ from firnline.sources.postgres.visibility import Snapshot
 from firnline.types import Json
 
 MAX_CHUNK_BYTES = 64 << 20  # of the rows of a chunk; a single larger row comes alone
+BEHIND_SECONDS = 20.0  # for a standby to have what was read of the log; then another host is tried
 LOCK_SECONDS = 10  # to wait for somebody who changes the table
 _PAGE_BYTES, _PAGE_HEADERS = 8192, (24, 40)  # of the log
 # A chunk is read by the index of the key. Left to itself, a server whose statistics are old or missing sorts the whole
@@ -99,6 +101,7 @@ class PostgresTables(TableReader):
         self._creates = creates
         self._name = name
         self._connection: Connection[tuple[Any, ...]] | None = None
+        self._behind_since: float | None = None  # the server has not what was read of the log since then
 
     def find_tables(self) -> list[TableFacts]:
         found = self._server.find_tables(self._tables)
@@ -130,8 +133,12 @@ class PostgresTables(TableReader):
         return failed
 
     def barrier(self, place: Json) -> Json:
-        """Return the number of the next transaction: all before it have to have ended."""
-        return int(self._ask(_NEXT_TRANSACTION))
+        """The number of the next transaction, since all before it have to have ended; and the place, since the next
+        connection may be to another host of dsn, which is behind."""
+        return {"next": int(self._ask(_NEXT_TRANSACTION)), **self.later_barrier(place)}
+
+    def later_barrier(self, place: Json) -> Json:
+        return {"lsn": LogPlace.from_json(place).lsn if place is not None else 0}
 
     def find_seen(self) -> Json | None:
         return self._ask("SELECT pg_current_snapshot()::text")
@@ -197,6 +204,8 @@ class PostgresTables(TableReader):
     ) -> Chunk | None:
         copied: list[tuple[bytes, int]] = []
         is_cut = False
+        if self._is_behind(db, barrier):
+            return None
         try:
             with db.transaction():
                 snapshot = self._take_snapshot(db, table, barrier)
@@ -234,6 +243,8 @@ class PostgresTables(TableReader):
     def read_whole(self, table: str, limit: int, *, barrier: Json) -> Generator[Chunk] | None:
         try:
             db = self._open()
+            if self._is_behind(db, barrier):
+                return None
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             snapshot = self._take_snapshot(db, table, barrier)
             if snapshot is None:
@@ -264,6 +275,25 @@ class PostgresTables(TableReader):
             self.close()
             raise
 
+    def _is_behind(self, db: Connection[tuple[Any, ...]], barrier: Json) -> bool:
+        """Return whether the server, a standby, has not yet what was read of the log.
+
+        Raises:
+            SourceError: it is behind for long; the next connection may be to another one.
+        """
+        if barrier is None or LogPlace.from_json(self._find_end(db)).lsn >= _at_page(int(barrier["lsn"])):
+            self._behind_since = None
+            return False
+        self._behind_since = self._behind_since or monotonic()
+        if monotonic() - self._behind_since < BEHIND_SECONDS:
+            return True
+        self._behind_since = None
+        self.close()
+        raise SourceError(
+            f"{self._server.place}: tables are read from a standby that has not yet what was read of the log",
+            hint="Wait until the standby has caught up, or take it out of `dsn`.",
+        )
+
     def _take_snapshot(self, db: Connection[tuple[Any, ...]], table: str, barrier: Json) -> str | None:
         """Take the snapshot of a transaction that has begun; None if it does not see everything of `barrier`."""
         db.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
@@ -273,7 +303,7 @@ class PostgresTables(TableReader):
         row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
         assert row is not None
         snapshot = str(row[0])
-        return None if barrier is not None and Snapshot.parse(snapshot).xmin < int(barrier) else snapshot
+        return None if barrier is not None and Snapshot.parse(snapshot).xmin < barrier.get("next", 0) else snapshot
 
     def _find_end(self, db: Connection[tuple[Any, ...]]) -> Json:
         row = db.execute(_END).fetchone()
