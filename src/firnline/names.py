@@ -745,6 +745,11 @@ def snapshot_dropped(topology: str, snapshot: str) -> str:
     return f"{topology_snapshots(topology)}/{snapshot}/dropped.json"
 
 
+def topology_copy(topology: str, snapshot: str) -> str:
+    """The folder of the copy of a snapshot: a savepoint of the topology, in its home."""
+    return f"{TOPOLOGIES}/{topology}/copies/{snapshot}"
+
+
 def topology_restores(topology: str) -> str:
     """The folder of a topology's restores."""
     return f"{TOPOLOGIES}/{topology}/restores"

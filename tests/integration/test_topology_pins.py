@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,27 @@ def test_a_dropped_snapshot_protects_nothing(tmp_path: Path, sweep: Sweep) -> No
     lake.snapshots.drop(order.snapshot)
     sweep(lake.table)
     assert data_files(lake.table) == {Path(name).name for name in DeltaTable(lake.table).file_uris()}
+
+
+def test_a_limit_of_time_or_bytes_drops_the_oldest_snapshots(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    orders = [lake.snapshots.order(TIMEOUT) for _ in range(2)]
+    for order in orders:
+        lake.complete(order)
+    assert lake.snapshots.find_held_files() == {}
+    lake.compact()
+    held = lake.snapshots.find_held_files()
+    assert {Path(name).name for name in held} == data_files(lake.table) - {
+        Path(name).name for name in DeltaTable(lake.table).file_uris()
+    }
+    assert lake.snapshots.limit_hold(timedelta(days=1)) == lake.snapshots.limit_hold(sum(held.values())) == {}
+    first, second = lake.snapshots.find_complete()
+    lake.snapshots.drop(first)
+    (dropped,) = lake.snapshots.limit_hold(sum(held.values()) - 1).items()
+    assert dropped[0] == second
+    assert "more than" in dropped[1]
+    assert lake.snapshots.find_held_files() == {}
+    assert lake.snapshots.limit_hold(timedelta(0)) == {}, "nothing is left to drop"
 
 
 class At:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from firnline.history.topology.graph import Topology
     from firnline.history.topology.show import ChannelView, TopologyView
     from firnline.history.topology.snapshot import Snapshots, SnapshotView
+    from firnline.spec.topology import SnapshotSpec
 
 EPILOGUE = """\
 A topology is a file, topology.yml, with `name` and `pipelines` (pipeline files
@@ -76,6 +77,10 @@ is waited for; --include-stopped starts a paused run of it, which records the
 snapshot and ends. The snapshot is aborted after the time limit, by a history
 edit of a member, and if a spec changes. Interrupted, it stays open, and the
 next command completes it.
+
+The topology file sets the defaults: snapshots: {every, keep, timeout,
+include_stopped, max_hold (7d, or 50GB of files that only snapshots need: then
+the oldest are dropped, with an alarm), copy (true: a savepoint in the home)}.
 
 gc, vacuum and log clean-up of Firnline keep what a completed snapshot needs,
 and members keep their floors at or below it, until it is dropped. Other tools
@@ -196,7 +201,6 @@ RECORD_COLUMNS = (
     Column("trouble", cut="right"),
 )
 POLL_SECONDS = 0.2
-TIMEOUT = Duration(600)
 
 app = App(
     name="topology", help_epilogue=EPILOGUE, help="Show chained pipelines; snapshots and restores of all of them."
@@ -228,6 +232,10 @@ def show(
 
 
 def _open(file: str | None) -> Snapshots:
+    return _open_with_spec(file)[0]
+
+
+def _open_with_spec(file: str | None) -> tuple[Snapshots, SnapshotSpec]:
     from firnline.history.topology.graph import make_topology
     from firnline.history.topology.snapshot import Snapshots
     from firnline.spec.topology import load_topology
@@ -240,7 +248,7 @@ def _open(file: str | None) -> Snapshots:
         raise ConfigError(f"{file} is a pipeline file", hint="Name a topology file: its home keeps the snapshots.")
     topology = make_topology(loaded.pipelines)
     home = TopologyHome(open_storage(loaded.home, _storage_options(topology)), loaded.name)
-    return Snapshots(topology, home, SystemClock(), RandomIds())
+    return Snapshots(topology, home, SystemClock(), RandomIds()), loaded.snapshots
 
 
 def _storage_options(topology: Topology) -> dict[str, str]:
@@ -251,10 +259,17 @@ def _storage_options(topology: Topology) -> dict[str, str]:
 def snapshot(
     file: TopologyFile = None,
     *,
-    timeout: Annotated[Duration, Parameter(help="Abort the snapshot after this time.")] = TIMEOUT,
+    timeout: Annotated[
+        Duration | None, Parameter(help="Abort the snapshot after this time. [default: 10m]", show_default=False)
+    ] = None,
     keep: Annotated[
-        int, Parameter(help="Keep this many completed snapshots; drop older ones.", validator=Number(gte=1))
-    ] = 3,
+        int | None,
+        Parameter(
+            help="Keep this many completed snapshots; drop older ones. [default: 3]",
+            validator=Number(gte=1),
+            show_default=False,
+        ),
+    ] = None,
     include_stopped: Annotated[bool, Flag, Parameter(help="Record members that have no run, too.")] = False,
     every: Annotated[
         Duration | None,
@@ -262,29 +277,37 @@ def snapshot(
             help="Take one after the other, at this interval, until interrupted. [default: one]", show_default=False
         ),
     ] = None,
+    once: Annotated[bool, Flag, Parameter(help="Take one, although the topology file says `every`.")] = False,
     common: Common = Common(),
 ) -> int:
     """Take a snapshot of all members at one instant, while they run."""
-    snapshots = _open(file)
+    snapshots, spec = _open_with_spec(file)
+    given = {
+        "timeout": None if timeout is None else timedelta(seconds=timeout),
+        "keep": keep,
+        "every": None if every is None else timedelta(seconds=every),
+        "include_stopped": include_stopped or None,
+    }
+    spec = spec.model_copy(update={name: value for name, value in given.items() if value is not None})
     for order in snapshots.find_open():
         _, reason = snapshots.settle(order)
         say(f"snapshot {order.snapshot} was open{f': {reason}' if reason else ''}")
     clock = SystemClock()
     while True:
         began = clock.monotonic()
-        code = _take(snapshots, timedelta(seconds=timeout), keep, include_stopped, common)
-        if every is None:
+        code = _take(snapshots, spec, common)
+        if spec.every is None or once:
             return code
-        clock.sleep(max(0.0, began + every - clock.monotonic()))
+        clock.sleep(max(0.0, began + spec.every.total_seconds() - clock.monotonic()))
 
 
-def _take(snapshots: Snapshots, timeout: timedelta, keep: int, include_stopped: bool, common: Common) -> int:
+def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
     from firnline.topology.decide import Outcome
 
-    order = snapshots.order(timeout)
+    order = snapshots.order(spec.timeout)
     say(f"snapshot {order.snapshot}: waiting for {', '.join(order.members)}")
     with contextlib.ExitStack() as stack:
-        if include_stopped:
+        if spec.include_stopped:
             _start_stopped(snapshots, stack)
         outcome, reason, before = Outcome.WAIT, "", ""
         while outcome is Outcome.WAIT:
@@ -295,14 +318,29 @@ def _take(snapshots: Snapshots, timeout: timedelta, keep: int, include_stopped: 
                 before = reason
                 time.sleep(POLL_SECONDS)
     if outcome is Outcome.COMMIT:
-        for dropped in snapshots.keep(keep):
-            say(f"dropped {dropped}: --keep {keep}")
+        for dropped in snapshots.keep(spec.keep):
+            say(f"dropped {dropped}: keep {spec.keep}")
+    for dropped, why in (snapshots.limit_hold(spec.max_hold) if spec.max_hold is not None else {}).items():
+        say(f"alarm: dropped {dropped}: {why} (max_hold)")
+    if spec.copies:
+        _copy_all(snapshots)
     view = next(one for one in snapshots.list() if one.id == order.snapshot)
     if common.json:
         common.out.json(view.to_json())
     else:
         _show_snapshot(common.out, view)
     return 0 if outcome is Outcome.COMMIT else 1
+
+
+def _copy_all(snapshots: Snapshots) -> None:
+    """Copy the snapshots that have no copy: the newest, and those of commands that were killed."""
+    from firnline.history.topology.savepoint import create_topology_savepoint
+    from firnline.names import topology_copy
+
+    for one in snapshots.find_complete():
+        place = f"{snapshots.home.root}/{topology_copy(snapshots.home.name, one)}"
+        create_topology_savepoint(snapshots, one, place, storage_options=_storage_options(snapshots.topology))
+        say(f"the copy of {one} is {place}")
 
 
 def _start_stopped(snapshots: Snapshots, stack: contextlib.ExitStack) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from firnline.config import Config, Location, Name
+from firnline.config import Config, Count, Duration, Flag, Location, Name, fail
+from firnline.config.units import parse_seconds, parse_size
 from firnline.errors import SpecError
 from firnline.options import PipelineOptions
 from firnline.spec.build import HOME_FOLDER, load_options
@@ -20,6 +24,36 @@ from firnline.spec.tree import parse_yaml
 
 TOPOLOGY_NAMES = ("topology.yml", "topology.yaml")
 _HINT = f"Write {TOPOLOGY_NAMES[0]} with `name` and `pipelines`, or name the pipeline files."
+
+
+def _hold(value: object) -> object:
+    """Return a limit of time or of bytes, as it is written: 7d, 50GB."""
+    text = str(value)
+    if not text.isdecimal():  # a number alone could be either
+        with contextlib.suppress(ValueError):
+            return timedelta(seconds=parse_seconds(text))
+        with contextlib.suppress(ValueError):
+            return parse_size(text)
+    raise fail(f'must be a time like 7d or a size like 50GB, not "{text}"')
+
+
+class SnapshotSpec(Config):
+    """How `firnline topology snapshot` takes snapshots; its flags come first."""
+
+    every: Duration | None = Field(default=None, description="Take one after the other, at this interval.")
+    keep: Count = Field(default=3, description="Keep this many completed snapshots; drop older ones.")
+    timeout: Duration = Field(default=timedelta(minutes=10), description="Abort a snapshot after this time.")
+    include_stopped: Flag = Field(default=False, description="Record members that have no run, too.")
+    max_hold: Annotated[timedelta | int | None, BeforeValidator(_hold)] = Field(
+        default=None,
+        description="Drop a snapshot after this time (7d), or the oldest ones while files that only snapshots need "
+        "have more than this size (50GB).",
+    )
+    copies: Flag = Field(
+        default=False,
+        alias="copy",
+        description="Also copy each snapshot into the home, as a savepoint of the topology; it is deleted with it.",
+    )
 
 
 class TopologySpec(Config):
@@ -34,6 +68,7 @@ class TopologySpec(Config):
         description="Folder or URI of its snapshots' records; relative to this file, default: data/NAME beside it. "
         "Members read it with the storage options of their own homes.",
     )
+    snapshots: SnapshotSpec = Field(default=SnapshotSpec(), description="How snapshots are taken.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +79,7 @@ class LoadedTopology:
     path: Path | None
     pipelines: tuple[PipelineOptions, ...]
     home: str = ""
+    snapshots: SnapshotSpec = field(default_factory=SnapshotSpec)
 
 
 def load_topology(
@@ -105,4 +141,4 @@ def _load(path: Path, environ: Mapping[str, str], cwd: Path) -> LoadedTopology:
     if problems:
         raise spec_error(problems, file=place)
     home = spec.home or os.path.join(path.parent, HOME_FOLDER, spec.name)
-    return LoadedTopology(spec.name, path, tuple(pipelines), home)
+    return LoadedTopology(spec.name, path, tuple(pipelines), home, spec.snapshots)

@@ -73,6 +73,8 @@ def test_several_writers_end_with_exit_code_1(lake: Path, capsys: pytest.Capture
         ("name: lake\npipelines: [none.yml]\n", "none.yml: no such file"),
         ("name: lake\npipelinez: [bronze.yml]\n", "pipelinez"),
         ("", "name"),
+        ("name: lake\npipelines: [bronze.yml]\nsnapshots: {max_hold: 7}\n", "a time like 7d or a size like 50GB"),
+        ("name: lake\npipelines: [bronze.yml]\nsnapshots: {evry: 10m}\n", "every"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_line(
@@ -89,8 +91,12 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     run_to_end(load_options("silver.yml", environ={}))
     for name in ("bronze", "silver"):
         (lake / f"{name}.yml").write_text((lake / f"{name}.yml").read_text() + "spark: {spark.master: 'local[1]'}\n")
-    assert run_command(["topology", "snapshot", "--include-stopped", "--json"]) == 0
+    settings = "snapshots: {every: 10m, keep: 2, include_stopped: true, max_hold: 7d, copy: true}\n"
+    (lake / "topology.yml").write_text((lake / "topology.yml").read_text() + settings)
+    assert run_command(["topology", "snapshot", "--once", "--json"]) == 0
     taken = json.loads(capsys.readouterr().out)
+    copy = lake / f"data/lake/_topology/lake/copies/{taken['id']}"
+    assert (copy / "topology.json").exists()
     assert (taken["status"], taken["num_acknowledged"], taken["num_members"]) == ("completed", 2, 2)
     assert {member["name"]: member["epoch"] for member in taken["members"]} == {"bronze": 2, "silver": 2}
     assert taken["restorable_until"] > taken["trigger_timestamp"]
@@ -111,6 +117,7 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     assert run_command(["topology", "restore", taken["id"], "--without", "gold", "--dry-run"]) == 2
     assert "--without gold: no such member" in capsys.readouterr().err
     assert run_command(["topology", "drop", taken["id"], "--yes", "--json"]) == 0
+    assert not [path for path in copy.rglob("*") if path.is_file()]
     capsys.readouterr()
     assert run_command(["topology", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "dropped"

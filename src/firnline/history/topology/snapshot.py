@@ -24,8 +24,9 @@ from firnline.history.state import snapshots_of
 from firnline.history.topology.channels import TableChain, channels_from, check_channels, reached_version
 from firnline.history.topology.graph import Topology
 from firnline.maintenance.log_names import LogNames, file_retention
+from firnline.maintenance.references import read_pins
 from firnline.maintenance.survey import open_table
-from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN
+from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN, TOPOLOGY_SAVEPOINT, topology_copy
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head, Sink
@@ -368,20 +369,70 @@ class Snapshots:
         if self.home.find_outcome(order.snapshot) is None:
             self.abort(order, "dropped before it was complete")
         self.home.put_dropped(order.snapshot, self._clock.now().isoformat())
+        self._delete_copy(order.snapshot)
         for name in order.members:
             if name in self.opened:
                 self._delete_pins(self.opened[name], order.snapshot)
 
+    def _delete_copy(self, snapshot: str) -> None:
+        """Delete the copy of a dropped snapshot, its manifest first. What a kill leaves, the next command deletes."""
+        folder = topology_copy(self.home.name, snapshot)
+        prefix = self.home.storage.root + "/"
+        names = [stat.name.removeprefix(prefix) for stat in self.home.storage.list(folder)]
+        for name in sorted(names, key=lambda one: not one.endswith(f"{folder}/{TOPOLOGY_SAVEPOINT}")):
+            self.home.storage.delete(name)
+
+    def find_complete(self) -> list[str]:
+        """Return the completed snapshots that are kept, oldest first."""
+        return [order.snapshot for order in self.home.load_orders() if self._is_complete(order.snapshot)]
+
+    def _is_complete(self, snapshot: str) -> bool:
+        outcome = self.home.find_outcome(snapshot)
+        return outcome is not None and outcome.status == "committed" and not self.home.is_dropped(snapshot)
+
     def keep(self, count: int) -> list[str]:
         """Drop all but the newest completed snapshots. Returns the dropped ones."""
-        complete = []
-        for order in self.home.load_orders():
-            outcome = self.home.find_outcome(order.snapshot)
-            if outcome is not None and outcome.status == "committed" and not self.home.is_dropped(order.snapshot):
-                complete.append(order.snapshot)
-        for snapshot in (old := complete[:-count]):
+        for snapshot in (old := self.find_complete()[:-count]):
             self.drop(snapshot)
         return old
+
+    def limit_hold(self, most: timedelta | int) -> dict[str, str]:
+        """Drop snapshots that hold files for too long, or too many of them, oldest first. Returns why, by id.
+
+        Args:
+            most: A time since the order; or bytes, of files that only snapshots need.
+        """
+        dropped: dict[str, str] = {}
+        now = self._clock.now()
+        for snapshot in self.find_complete():
+            if isinstance(most, timedelta):
+                held = now - datetime.fromisoformat(self.get_order(snapshot).created_at)
+                reason = f"it was held for {held}, longer than {most}" if held > most else ""
+            else:
+                size = sum(self.find_held_files().values())
+                reason = f"snapshots hold {size} bytes, more than {most}" if size > most else ""
+            if reason:
+                self.drop(snapshot)
+                dropped[snapshot] = reason
+        return dropped
+
+    def find_held_files(self) -> dict[str, int]:
+        """Return the files that only completed snapshots need, with their sizes: no table has them any more."""
+        held: dict[str, int] = {}
+        for pipeline in self.opened.values():
+            for sink in find_tables(pipeline):
+                if sink.storage is None or sink.name == JOURNAL or not sink.read_fence().exists:
+                    continue
+                table = as_delta(sink).table
+                table.refresh()
+                log = LogNames(sink.storage, table, table.storage_options or {})
+                pins = [pin for pin in read_pins(sink.storage) if pin.get("kind") == "topology"]
+                needed = {key for pin in pins for path in pin.get("files", []) for key in log.keys(str(path))}
+                needed |= {key for pin in pins for version in pin["versions"] for key in log.pinned(int(version))}
+                for key in needed - set(log.snapshot()):
+                    with contextlib.suppress(FileNotFoundError):
+                        held[f"{table.uri}/{key}"] = sink.storage.stat(key).size_bytes
+        return held
 
     # -- looking --------------------------------------------------------------------------------------
 
