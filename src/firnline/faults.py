@@ -88,6 +88,7 @@ DURABLE_CALLS = (
     "postgres.slot",
     "widen.rewrite",
     "stage.quarantine",
+    "topology.channels",
     "topology.pin",
     "topology.order",
     "topology.ask",

@@ -782,6 +782,17 @@ def snapshot_of(topology: str, key: str) -> str | None:
     return found[1] if found else None
 
 
+def topic_channels(pipeline: str) -> str:
+    """The folder of the Kafka channels that a member reads, one file per topology, in the home of the member."""
+    return f"{pipeline_folder(pipeline)}/channels"
+
+
+def topic_channels_key(pipeline: str, topology: str, home: str) -> str:
+    """The key of the Kafka channels of one topology."""
+    digest = hashlib.sha256(f"{topology}\n{home}".encode()).hexdigest()
+    return f"{topic_channels(pipeline)}/{digest[:16]}.json"
+
+
 def asked_snapshots(pipeline: str) -> str:
     """The folder of requests to record a topology's snapshot, in the home of a member."""
     return f"{pipeline_folder(pipeline)}/snapshots"

@@ -17,8 +17,6 @@ from firnline.maintenance.survey import Candidates, open_table, walk
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
-from firnline.sinks.kafka.options import KafkaSinkOptions
-from firnline.sources.kafka.options import KafkaSourceOptions
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Outcome
 from firnline.topology.records import load_asked, stop_asking
@@ -232,20 +230,12 @@ def test_fan_in_a_cycle_and_two_snapshots_at_once(tmp_path: Path) -> None:
         assert {settle(snapshots, order) for order in orders} == {(Outcome.COMMIT, "")}
 
 
-def test_several_writers_topics_and_members_without_history_are_refused(tmp_path: Path) -> None:
+def test_several_writers_and_members_without_history_are_refused(tmp_path: Path) -> None:
     _, a, b = make_chain(tmp_path)
     with pytest.raises(ConfigError, match="d has committed nothing yet"):
         open_snapshots(tmp_path, [a, b, member(tmp_path, "d", "b")]).order(TIMEOUT)
     with pytest.raises(ConfigError, match=r"is written by 'a' .* and 'z'"):
         open_snapshots(tmp_path, [a, b, replace(a, name="z")]).order(TIMEOUT)
-    topic = replace(a, sinks=(*a.sinks, KafkaSinkOptions("k", "one:9092", "events")))
-    reader = replace(
-        b,
-        sources=(KafkaSourceOptions("k", "one:9092", topics=("events",)),),
-        sinks=(replace(delta_table(b), input="k"),),
-    )
-    with pytest.raises(ConfigError, match="reads the topic events"):
-        open_snapshots(tmp_path, [topic, reader]).order(TIMEOUT)
     assert pins_of(a) == []
 
 

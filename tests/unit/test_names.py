@@ -152,6 +152,8 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "topology_pin": [((A,), f"_firnline/pins/topology-{A}.json")],
     "asked_snapshots": [((P,), "_firnline/orders/snapshots")],
     "asked_snapshot": [((P, A), f"_firnline/orders/snapshots/{A}.json")],
+    "topic_channels": [((P,), "_firnline/orders/channels")],
+    "topic_channels_key": [((P, "lake", "/home"), "_firnline/orders/channels/e27ab77ef4192c4d.json")],
     "holds_folder": [((P,), "_firnline/orders/holds")],
     "hold_key": [((P, A), f"_firnline/orders/holds/{A}.json")],
     "topology_snapshots": [(("lake",), "_topology/lake/snapshots")],

@@ -527,8 +527,7 @@ def restore(
                 common.out.sentence(f"inconsistent: {line}")
         elif not consent.decided:
             common.out.json({**facts, "done": False})
-        for plan in plans.values():
-            plan.check()
+        restoring.check_plans(snapshots, plans, order)
     if not consent.is_given(f"Restore {len(order.epochs)} pipelines", common.out):
         return 0
     run = ids.new()

@@ -217,7 +217,7 @@ class Steps:
         """
         sources = self._pipeline.sources
         limits = self._pipeline.limits(self._jobs.engine.parallelism, self._files_per_task)
-        limits = replace(limits, stops_at=taking.stops_at)
+        limits = replace(limits, stops_at=taking.stops_at, channels=taking.channels)
         while True:
             plan = sources.plan(positions, limits)
             late = plan.asked_before & set(plan.plans) if plan is not None else ()

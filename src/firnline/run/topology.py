@@ -12,6 +12,7 @@ from firnline.run.open_pipeline import OpenPipeline
 from firnline.storage import Storage
 from firnline.topology import decide
 from firnline.topology.records import Marker, Outcomes, find_holds, held_records, load_asked
+from firnline.topology.topics import TopicChannel, load_channels
 from firnline.types import Clock, Json
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ LOOK_SECONDS = 5.0  # between two looks at the outcomes of snapshots whose recor
 class Taking:
     """The snapshots of one plan: `asked` are those that the member was asked to record, and has not."""
 
+    storage: Storage
     me: str
     recorded: Mapping[str, Json]
     asked: list[Marker]
@@ -52,6 +54,10 @@ class Taking:
         is_new = marker.snapshot not in self.recorded and self.me in marker.members
         closed = is_new and self.outcomes.find(marker) is not None
         return decide.is_barrier(marker.snapshot, marker.members, self.me, self.recorded, closed=closed)
+
+    def channels(self, source: str) -> list[TopicChannel]:
+        """Return the topics of a source that other members write, as the home says now."""
+        return load_channels(self.storage, self.me, source)
 
     def choose(self, reached: Iterable[Marker]) -> list[Marker]:
         """Return the markers of the epoch: of the snapshots asked for, and of those that its slices reach."""
@@ -75,7 +81,7 @@ class TopologySnapshots:
 
     def look(self, recorded: Mapping[str, Json]) -> Taking:
         """Read the requests. `recorded` is what the base of the plan remembers."""
-        taking = Taking(self._pipeline, recorded, [], self._outcomes)
+        taking = Taking(self._storage, self._pipeline, recorded, [], self._outcomes)
         asked = filter(taking.stops_at, load_asked(self._storage, self._pipeline))
         return replace(taking, asked=list(asked))
 

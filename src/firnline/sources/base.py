@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from firnline.sources.known import KnownFiles
     from firnline.storage import FileStat
     from firnline.topology.records import Marker
+    from firnline.topology.topics import TopicChannel
 
 NOT_READ = ("pending", "replayed", "refused")  # statuses of records that tell of no reading of the input itself
 MAIN_PORT = ""  # the output that a source's own name stands for
@@ -64,6 +65,11 @@ def never_stops(_: Marker) -> bool:
     return False
 
 
+def no_channels(_: str) -> Sequence[TopicChannel]:
+    """No topic is a channel."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one plan may take. The first limit that is reached ends the slice."""
@@ -78,6 +84,8 @@ class Limits:
     any_age: bool = False  # plan input that may be half written, too: only to look at it
     respect_source_tx: bool = True  # keep transactions of the source whole, where it has any
     stops_at: Callable[[Marker], bool] = never_stops  # whether a slice ends at a marker in a channel, which it reaches
+    # The topics that a source reads and a member of a topology writes. Ask after the ends of the topics are known.
+    channels: Callable[[str], Sequence[TopicChannel]] = no_channels
 
 
 @dataclass(frozen=True, slots=True)

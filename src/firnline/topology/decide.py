@@ -7,7 +7,8 @@ crashes, overlapping snapshots, rollbacks and restores:
 2. A member records S in its next epoch, or in the epoch that reaches the first marker of S, whichever comes first. The
    commit of m is the marker in every channel; m itself lies before the cut.
 3. No slice of any source goes beyond a marker of a snapshot that the member has not recorded. A unit with a marker is
-   the last one of its Delta commit.
+   the last one of its Delta commit. In a topic, the checkpoint record of m names the end of m in every partition. A
+   reader asks for the ends of the topic first and for the cuts second, and plans up to the smaller.
 4. The checkpoint remembers the snapshots that it has recorded, also after a history edit. The floor stays at or below
    the records until the snapshot is aborted or dropped.
 5. S is complete when every member has recorded it, every channel's sink holds the marker, and every channel fits. One
@@ -21,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+P = TypeVar("P")  # a partition of a topic
 
 # -- a member -----------------------------------------------------------------------------------------
 
@@ -48,6 +52,49 @@ def limit_floor(oldest: int, records: Iterable[int]) -> int:
 def count_until_marker(has_marker: Sequence[bool]) -> int:
     """Return how many units one Delta commit takes: up to and including the first that has a marker."""
     return next((number + 1 for number, marker in enumerate(has_marker) if marker), len(has_marker))
+
+
+# -- channels that are topics -------------------------------------------------------------------------
+
+
+def combine_ends(lanes: Sequence[Mapping[P, int] | None]) -> dict[P, int] | None:
+    """Return where a marker epoch ends in each partition; None while a lane of it does not hold it.
+
+    Every lane names the ends that it saw before its commit, and none begins the next epoch before all hold this one:
+    what lies below the largest is of this epoch, or an older one.
+    """
+    found: dict[P, int] = {}
+    for ends in lanes:
+        if ends is None:
+            return None
+        for partition, end in ends.items():
+            found[partition] = max(found.get(partition, 0), end)
+    return found
+
+
+def limit_ends(stable: Mapping[P, int], cuts: Iterable[Mapping[P, int]]) -> dict[P, int]:
+    """Return where slices may end: at the last stable offset or at the first cut, whichever comes first.
+
+    A partition that a cut does not name had nothing then.
+    """
+    barriers = list(cuts)
+    return {one: min([end, *(cut.get(one, 0) for cut in barriers)]) for one, end in stable.items()}
+
+
+def is_reached(slices: Mapping[P, int], cut: Mapping[P, int]) -> bool:
+    """Return whether slices that end here have reached a cut, in every partition."""
+    return all(end >= cut.get(one, 0) for one, end in slices.items())
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return ranges of offsets in order, with those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return tuple(found)
 
 
 # -- ordering a snapshot ------------------------------------------------------------------------------

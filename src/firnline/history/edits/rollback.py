@@ -425,15 +425,17 @@ class Rollback:
     def _refuse_fixed(self, fixed: dict[str, list[RollbackRefusedError]], newest: int) -> list[RollbackRefusedError]:
         """Return the refusals of sinks that can never take rows back, with a hint that solves them all at once."""
         deciding = self._pipeline.deciding.name
+        fields: dict[str, Json] = {}
         if deciding in fixed:
             hint = (
                 f"{deciding} decides, so it cannot be left as it is either: no rollback is possible. To read all input "
                 f"again and keep the rows: firnline run --fresh-after {newest}"
             )
         else:
-            names = sorted(self._leave | set(fixed))
+            fields["leave"] = names = sorted(self._leave | set(fixed))
             hint = f"Leave the rows as they are: {' '.join(f'--leave {name}' for name in names)}"
-        return [RollbackRefusedError(error.message, hint=hint) for errors in fixed.values() for error in errors]
+        refused = (error for errors in fixed.values() for error in errors)
+        return [RollbackRefusedError(error.message, hint=hint, **fields) for error in refused]
 
     def _find_schemas(self, newest: int) -> list[SchemaReturn]:
         """Return the captured tables whose schema was another version then."""

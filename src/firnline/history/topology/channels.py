@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from firnline.errors import ConfigError, SourceError
+from firnline.errors import ConfigError, RollbackRefusedError, SourceError
 from firnline.history.topology.graph import Channel, Topology
+from firnline.names import kafka_checkpoint_topic
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta.contents import find_key
+from firnline.sinks.guard import GuardedSink
+from firnline.sinks.kafka.options import KafkaSinkOptions
+from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sources.delta.chain import find_path
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.delta.position import DeltaPosition
 from firnline.sources.delta.table_log import TableLog
 from firnline.sources.delta.versions import Kind
+from firnline.sources.kafka.channels import find_first_record
+from firnline.sources.kafka.clients import EARLIEST, list_offsets, open_admin
+from firnline.sources.kafka.options import KafkaSourceOptions
+from firnline.sources.kafka.position import Position as KafkaPosition
 from firnline.storage import normalise
+from firnline.topology.topics import Partition, TopicChannel
 from firnline.types import Json
 
 
@@ -29,12 +39,6 @@ def check_channels(topology: Topology) -> None:
             hint="A channel has one writer: give each a table of its own.",
         )
     for channel in topology.channels:
-        if channel.kind == "kafka":
-            raise ConfigError(
-                f"{channel.reader!r} reads the topic {channel.place}, which {channel.writer!r} writes: a snapshot "
-                "covers Delta channels only",
-                hint="Chain them by a Delta table, or leave one of them out of the topology.",
-            )
         if channel.part:
             raise ConfigError(
                 f"{channel.reader!r} reads {channel.place}, a part of the sink {channel.sink!r} of {channel.writer!r}: "
@@ -95,6 +99,131 @@ class TableChain:
 
 
 _NAMES = ("add", "cdc")
+
+
+class TopicReader:
+    """A channel that is a topic, as its reader sees it."""
+
+    def __init__(self, topology: Topology, channel: Channel) -> None:
+        options = next(one for one in topology.members[channel.reader].sources if one.name == channel.source)
+        assert isinstance(options, KafkaSourceOptions)
+        self._options = options
+        self._client = {"bootstrap.servers": options.brokers, **options.security, **options.client}
+        self._channel = as_topic_channel(topology, channel)
+
+    def fits(self, position: Json, ends: Mapping[Partition, int]) -> bool:
+        """Return whether a position has read no record that lies beyond the end of the writer's epoch.
+
+        An epoch ends before the end of its transaction, which a reader passes over: only records count.
+        """
+        for partition, state in KafkaPosition.from_json(position).partitions():
+            if not self._channel.covers(partition.topic):
+                continue
+            reached, end = max([state.next, *(one.end for one in state.ahead)]), ends.get(partition, 0)
+            if find_first_record(self._client, partition, end, reached, self._options.brokers) < reached:
+                return False
+        return True
+
+    def find_missing(self, position: Json, ends: Mapping[Partition, int]) -> list[str]:
+        """Return the offsets that a position has still to read, up to the end of the writer's epoch, and are gone."""
+        known, found = KafkaPosition.from_json(position), []
+        wanted = [one for one, _ in known.partitions() if one in ends and self._channel.covers(one.topic)]
+        starts = list_offsets(open_admin(self._client), wanted, EARLIEST, self._options.brokers)
+        for one, state in known.partitions():
+            if one in wanted:
+                lost = min(starts.get(one, ends[one]), ends[one])  # a partition that is gone has nothing
+                found += [f"{one} offsets {state.next} to {lost - 1}"] if state.next < lost else []
+        return found
+
+
+class Comparison:
+    """Compares the two ends of channels, and remembers what it has read of them."""
+
+    def __init__(self, topology: Topology, opened: Mapping[str, OpenPipeline]) -> None:
+        self._topology = topology
+        self._opened = opened
+        self._readers: dict[Channel, TableChain | TopicReader] = {}
+        self._versions: dict[tuple[str, str, int], int | None] = {}
+        self._ends: dict[tuple[str, str, int], Mapping[Partition, int]] = {}
+
+    def fits(self, channel: Channel, epoch: int, position: Json) -> bool:
+        """Return whether a reader's position is at or before the end of an epoch of the writer.
+
+        Raises:
+            RollbackRefusedError: the table no longer has the version of that epoch.
+        """
+        if channel not in self._readers:
+            options = self._topology.members[channel.reader]
+            self._readers[channel] = (
+                TopicReader(self._topology, channel) if channel.kind == "kafka" else TableChain(options, channel.source)
+            )
+        reader = self._readers[channel]
+        if isinstance(reader, TopicReader):
+            return reader.fits(position, self._find_ends(channel, epoch))
+        version = self.find_version(channel.writer, channel.sink, epoch)
+        if version is None:
+            raise RollbackRefusedError(f"{channel.place} no longer has the version of epoch {epoch}")
+        return reader.fits(position, version)
+
+    def find_version(self, pipeline: str, sink: str, epoch: int) -> int | None:
+        """Return the version of a table whose newest epoch this is; None if it no longer exists."""
+        key = (pipeline, sink, epoch)
+        if key not in self._versions:
+            try:
+                self._versions[key] = self._opened[pipeline].sink(sink).version_of(epoch)
+            except RollbackRefusedError:
+                self._versions[key] = None
+        return self._versions[key]
+
+    def _find_ends(self, channel: Channel, epoch: int) -> Mapping[Partition, int]:
+        key = (channel.writer, channel.sink, epoch)
+        if key not in self._ends:
+            sink = find_topic_sink(self._opened[channel.writer], channel.sink)
+            assert sink is not None
+            self._ends[key] = sink.find_ends(epoch)
+        return self._ends[key]
+
+
+def find_missing(topology: Topology, channel: Channel, writer: OpenPipeline, epoch: int, position: Json) -> list[str]:
+    """Return what a reader has still to read, up to the end of an epoch of the writer, and is gone."""
+    if (sink := find_topic_sink(writer, channel.sink)) is not None:
+        return TopicReader(topology, channel).find_missing(position, sink.find_ends(epoch))
+    version = writer.sink(channel.sink).version_of(epoch)
+    return TableChain(topology.members[channel.reader], channel.source).find_missing(position, version)
+
+
+def find_topic_sink(pipeline: OpenPipeline, name: str) -> KafkaSink | None:
+    """Return a sink that is topics of a cluster; None if it is another kind."""
+    sink = pipeline.sink(name)
+    inner = sink.inner if isinstance(sink, GuardedSink) else sink
+    return inner if isinstance(inner, KafkaSink) else None
+
+
+def find_topics(topology: Topology, pipeline: OpenPipeline) -> list[KafkaSink]:
+    """Return the Kafka sinks of a pipeline whose topics a member reads."""
+    ends = (pipeline.options.name, "kafka")
+    names = {channel.sink for channel in topology.channels if (channel.writer, channel.kind) == ends}
+    found = (find_topic_sink(pipeline, name) for name in sorted(names))
+    return [sink for sink in found if sink is not None]
+
+
+def as_topic_channel(topology: Topology, channel: Channel) -> TopicChannel:
+    """Return what the reader of a Kafka channel needs to know."""
+    sink = next(one for one in topology.members[channel.writer].sinks if one.name == channel.sink)
+    assert isinstance(sink, KafkaSinkOptions)
+    checkpoints = kafka_checkpoint_topic(channel.writer, sink.head_name)
+    return TopicChannel(sink.topic, checkpoints, channel.writer, channel.sink)
+
+
+def topics_read_by(topology: Topology, reader: str) -> dict[str, list[TopicChannel]]:
+    """Return the Kafka channels that a member reads, by source."""
+    found: dict[str, list[TopicChannel]] = {}
+    for channel in topology.channels:
+        if channel.kind == "kafka" and channel.reader == reader:
+            known = found.setdefault(channel.source, [])
+            if (one := as_topic_channel(topology, channel)) not in known:
+                known.append(one)
+    return found
 
 
 def reached_version(position: Json) -> int:

@@ -11,13 +11,14 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import cast
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, FirnlineError, RollbackRefusedError, SinkError
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
-from firnline.history.topology.channels import TableChain, check_channels
+from firnline.history.topology.channels import Comparison, check_channels, find_missing, find_topics
 from firnline.history.topology.graph import Channel
-from firnline.history.topology.snapshot import Snapshots, find_tables
+from firnline.history.topology.snapshot import Snapshots, announce_channels, find_tables
 from firnline.names import JOURNAL
 from firnline.run.followers import join
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
@@ -74,22 +75,15 @@ def find_epochs_at(snapshots: Snapshots, moment: datetime) -> dict[str, int]:
         RollbackRefusedError: no consistent cut is left: it reaches back to the floors.
     """
     check_channels(snapshots.topology)
-    members = {name: _Past(pipeline) for name, pipeline in snapshots.opened.items()}
-    chains = {
-        one: TableChain(snapshots.topology.members[one.reader], one.source) for one in snapshots.topology.channels
-    }
+    comparison = Comparison(snapshots.topology, snapshots.opened)
+    members = {name: _Past(pipeline, comparison) for name, pipeline in snapshots.opened.items()}
     by_ends: dict[tuple[str, str], list[Channel]] = {}
     for channel in snapshots.topology.channels:
         by_ends.setdefault((channel.writer, channel.reader), []).append(channel)
 
     def fits(writer: str, end: int, reader: str, at: int) -> bool:
-        return all(
-            chains[channel].fits(
-                members[reader].entries[at].checkpoint.positions[channel.source],
-                members[writer].version_of(channel.sink, end),
-            )
-            for channel in by_ends[writer, reader]
-        )
+        positions = members[reader].entries[at].checkpoint.positions
+        return all(comparison.fits(one, end, positions[one.source]) for one in by_ends[writer, reader])
 
     begin: dict[str, int] = {}
     for name, past in members.items():
@@ -118,8 +112,9 @@ def find_entry(pipeline: OpenPipeline, epoch: int) -> LedgerEntry:
 class _Past:
     """The epochs that a member can go back to."""
 
-    def __init__(self, pipeline: OpenPipeline) -> None:
+    def __init__(self, pipeline: OpenPipeline, comparison: Comparison) -> None:
         self.pipeline = pipeline
+        self._comparison = comparison
         head = pipeline.deciding.load_committed()
         floor = head.checkpoint.floor if head.checkpoint is not None else 0
         self.entries: dict[int, LedgerEntry] = {}
@@ -129,29 +124,15 @@ class _Past:
             self.entries[entry.epoch] = entry
         for sink in find_tables(pipeline):
             sink.load_committed()  # `version_of` reads the version of the handle
-        self._versions: dict[tuple[str, int], int | None] = {}
 
     def at_or_below(self, epoch: int) -> int | None:
         """Return the newest epoch at or below one that every table can go back to."""
+        name = self.pipeline.options.name
+        tables = [sink.name for sink in find_tables(self.pipeline) if sink.name != JOURNAL]
         for one in sorted((known for known in self.entries if known <= epoch), reverse=True):
-            if all(
-                self._find(sink.name, one) is not None for sink in find_tables(self.pipeline) if sink.name != JOURNAL
-            ):
+            if all(self._comparison.find_version(name, table, one) is not None for table in tables):
                 return one
         return None
-
-    def version_of(self, sink: str, epoch: int) -> int:
-        found = self._find(sink, epoch)
-        assert found is not None
-        return found
-
-    def _find(self, sink: str, epoch: int) -> int | None:
-        if (sink, epoch) not in self._versions:
-            try:
-                self._versions[sink, epoch] = self.pipeline.sink(sink).version_of(epoch)
-            except RollbackRefusedError:
-                self._versions[sink, epoch] = None
-        return self._versions[sink, epoch]
 
 
 # -- planning -----------------------------------------------------------------------------------------
@@ -164,26 +145,50 @@ def plan_restore(snapshots: Snapshots, order: RestoreOrder) -> dict[str, Rollbac
 
 def find_inconsistent(snapshots: Snapshots, order: RestoreOrder) -> list[str]:
     """Return, in words, what becomes inconsistent because some members stay as they are. Read-only."""
-    found = []
+    found, comparison = [], Comparison(snapshots.topology, snapshots.opened)
     for channel in snapshots.topology.channels:
-        if channel.kind != "delta" or (channel.writer in order.without) == (channel.reader in order.without):
+        if (channel.writer in order.without) == (channel.reader in order.without):
             continue
         reader, writer = snapshots.opened[channel.reader], snapshots.opened[channel.writer]
         if channel.reader in order.without:
             head = reader.deciding.load_committed()
             position = head.checkpoint.positions.get(channel.source) if head.checkpoint is not None else None
-            writer.sink(channel.sink).load_committed()  # `version_of` reads the version of the handle
-            version = writer.sink(channel.sink).version_of(order.epochs[channel.writer])
-            if position is not None and not TableChain(reader.options, channel.source).fits(position, version):
+            if channel.kind == "delta":
+                writer.sink(channel.sink).load_committed()  # `version_of` reads the version of the handle
+            if position is not None and not comparison.fits(channel, order.epochs[channel.writer], position):
+                then = (
+                    "its next run stops and names the epoch to go back to"
+                    if channel.kind == "delta"
+                    else "it gets them again under new ids"
+                )
                 found.append(
-                    f"{channel.reader} has read rows of {channel.writer} that are undone: its own stay, and its next "
-                    "run stops and names the epoch to go back to"
+                    f"{channel.reader} has read rows of {channel.writer} that are undone: its own stay, and {then}"
                 )
         else:
             found.append(
                 f"{channel.reader} reads again what {channel.writer} has written since: {channel.writer} keeps it"
             )
     return found
+
+
+def check_plans(snapshots: Snapshots, plans: Mapping[str, RollbackPlan], order: RestoreOrder) -> None:
+    """Raise RollbackRefusedError with every obstacle of every member, and the command that leaves what must be left."""
+    refusals = {name: plan.refusals for name, plan in plans.items() if plan.refusals}
+    if not refusals:
+        return
+    errors = [error for of_member in refusals.values() for error in of_member]
+    hint = errors[0].hint
+    named = (sink for error in errors for sink in cast("list[str]", error.fields.get("leave", [])))
+    leave = sorted({*order.leave, *named})
+    if all("leave" in error.fields for error in errors):
+        flags = " ".join(f"--leave {sink}" for sink in leave)
+        target = order.target if snapshots.home.find_order(order.target) else f"--at {order.target}"
+        hint = (
+            "Readers outside see the undone events, and then get them again under new ids; members skip them. To "
+            f"accept that: firnline topology restore {target} {flags}"
+        )
+    reasons = [f"{name}: {error.message}" for name, of_member in refusals.items() for error in of_member]
+    raise RollbackRefusedError("; ".join(reasons), hint=hint, reasons=reasons)
 
 
 def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollback:
@@ -254,6 +259,7 @@ def perform_restore(
     home = snapshots.home
     with contextlib.suppress(FileExistsError):
         home.put_restore(order)
+    announce_channels(snapshots.topology, snapshots.opened, home)  # before void offsets can be in a topic
     performing = _Performing(snapshots, order, run, say)
     decided = home.find_decision(order.restore)
     state = RestoreState(tuple(sorted(order.epochs)), decision=decided[0] if decided is not None else None)
@@ -308,6 +314,8 @@ class _Performing:
         for name, pipeline in self._members.items():
             try:
                 _rollback(pipeline, self._order, name).plan().check()
+                for sink in find_topics(self._topology, pipeline):
+                    sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
             except FirnlineError as error:
                 problems.append(f"{name}: {error.message}")
         return "; ".join(problems or self._check_ranges())
@@ -320,9 +328,8 @@ class _Performing:
                 continue
             writer, reader = self._members[channel.writer], self._members[channel.reader]
             entry = find_entry(reader, self._order.epochs[channel.reader])
-            version = writer.sink(channel.sink).version_of(self._order.epochs[channel.writer])
-            chain = TableChain(reader.options, channel.source)
-            gone = chain.find_missing(entry.checkpoint.positions[channel.source], version)
+            position, epoch = entry.checkpoint.positions[channel.source], self._order.epochs[channel.writer]
+            gone = find_missing(self._topology, channel, writer, epoch, position)
             if gone:
                 shown = ", ".join(gone[:NAMED]) + (" ..." if len(gone) > NAMED else "")
                 problems.append(f"{channel.reader}: it has yet to read, from {channel.place}, what is gone: {shown}")
@@ -341,9 +348,12 @@ class _Performing:
         self._bring_in_sync(pipeline)
 
     def _bring_in_sync(self, pipeline: OpenPipeline) -> None:
-        """Apply the jump to every other table: a kill or an outage may have come between."""
+        """Apply the jump to every other table, and to the topics that members read: a kill or an outage may have come
+        between."""
         epoch = self.epochs[pipeline.options.name]
-        behind = [sink for sink in find_tables(pipeline)[1:] if sink.read_fence().epoch < epoch]
+        topics = {sink.name for sink in find_topics(self._topology, pipeline)}
+        others = [*find_tables(pipeline)[1:], *(sink for sink in pipeline.sinks if sink.name in topics)]
+        behind = [sink for sink in others if sink.read_fence().epoch < epoch]
         if not behind:
             return
         held = pipeline.deciding.claim(self._run)

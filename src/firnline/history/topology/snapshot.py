@@ -1,7 +1,8 @@
 """Snapshots of a topology: order, watch, complete or abort, drop.
 
 In this order:
-1. Open pins in every table: everything from its readers' positions on stays.
+1. Tell readers which of their topics are channels. Open pins in every table: everything from its readers' positions
+   on stays.
 2. Write the order.
 3. Ask every member. Runs record the snapshot by themselves.
 4. When every member has its record and every channel holds the marker: check every channel, narrow the pins, write the
@@ -21,7 +22,15 @@ from firnline.checkpoint.codec import canonical, checksum, parse, unseal
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
 from firnline.errors import ConfigError, DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
 from firnline.history.state import snapshots_of
-from firnline.history.topology.channels import TableChain, channels_from, check_channels, reached_version
+from firnline.history.topology.channels import (
+    Comparison,
+    TableChain,
+    channels_from,
+    check_channels,
+    find_topics,
+    reached_version,
+    topics_read_by,
+)
 from firnline.history.topology.graph import Topology
 from firnline.maintenance.log_names import LogNames, file_retention
 from firnline.maintenance.references import read_pins
@@ -34,6 +43,8 @@ from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import find_interval
+from firnline.sinks.kafka.sink import KafkaSink
+from firnline.sinks.known import find_away
 from firnline.storage import normalise
 from firnline.topology import decide
 from firnline.topology.decide import MemberFacts, Outcome, judge
@@ -49,6 +60,7 @@ from firnline.topology.records import (
     put_pin,
     stop_asking,
 )
+from firnline.topology.topics import put_channels
 from firnline.types import Clock, Ids, Json
 
 LOG_RETENTION = timedelta(days=30)  # of a table that does not say it
@@ -124,6 +136,7 @@ class Snapshots:
             },
             channels=tuple(channel.to_json() for channel in self.topology.channels),
         )
+        announce_channels(self.topology, self.opened, self.home)
         tables = {
             f"{name}/{sink.name}": (name, sink)
             for name, pipeline in self.opened.items()
@@ -285,21 +298,33 @@ class Snapshots:
         if epoch is None:
             return MemberRecord(MemberFacts(trouble=trouble))
         record = entries[epoch]
-        held = all(sink.read_fence().epoch >= record.epoch for sink in find_tables(pipeline))
+        away = find_away(head.checkpoint, pipeline.options.followers)
+        missing = [sink for sink in self._find_holders(pipeline) if not self._holds(sink, order.snapshot, record.epoch)]
+        if set_aside := sorted(sink.name for sink in missing if sink.name in away):
+            return MemberRecord(MemberFacts(trouble=f"sink {set_aside[0]} was set aside"))
+        held = not missing
         made_at = record.checkpoint.created_at
         return MemberRecord(MemberFacts(record.epoch, held), record, made_at)
 
+    def _find_holders(self, pipeline: OpenPipeline) -> list[Sink]:
+        """Return the sinks of a member that must hold its record: its tables, and the topics that members read."""
+        return [*find_tables(pipeline), *find_topics(self.topology, pipeline)]
+
+    def _holds(self, sink: Sink, snapshot: str, epoch: int) -> bool:
+        if sink.read_fence().epoch < epoch:
+            return False
+        return not isinstance(sink, KafkaSink) or snapshot in sink.read_channel().cuts
+
     def _find_misfits(self, records: Mapping[str, MemberRecord]) -> list[str]:
         """Return the channels whose reader has read more than the record of the writer has."""
-        found = []
+        found, comparison = [], Comparison(self.topology, self.opened)
         for channel in self.topology.channels:
             writer, reader = records[channel.writer].entry, records[channel.reader].entry
             assert writer is not None
             assert reader is not None
+            position = reader.checkpoint.positions[channel.source]
             try:
-                version = self.opened[channel.writer].sink(channel.sink).version_of(writer.epoch)
-                chain = TableChain(self.topology.members[channel.reader], channel.source)
-                fits = chain.fits(reader.checkpoint.positions[channel.source], version)
+                fits = comparison.fits(channel, writer.epoch, position)
             except RollbackRefusedError as error:
                 found.append(f"{channel.place} ({error.message})")
                 continue
@@ -331,7 +356,8 @@ class Snapshots:
                 put_pin(sink.storage, order.snapshot, **facts, versions=sorted(set(versions)), files=sorted(files))
 
     def _find_retention(self) -> timedelta:
-        """Return the shortest time for which tables keep old files and versions if somebody else cleans them up."""
+        """Return the shortest time for which tables keep old files and versions if somebody else cleans them up, and
+        topics keep records."""
         found = [LOG_RETENTION]
         for options in self.topology.members.values():
             for sink in options.sinks:
@@ -339,6 +365,9 @@ class Snapshots:
                     with contextlib.suppress(ConfigError, SinkError):
                         _, table = open_table(sink.table, dict(sink.storage_options))
                         found += [file_retention(table), find_interval(table, _LOG_RETENTION) or LOG_RETENTION]
+            for topics in find_topics(self.topology, self.opened[options.name]):
+                retention = topics.find_retention()
+                found += [retention] if retention is not None else []
         return min(found)
 
     def _clean_up(self, order: Order, outcome: SnapshotOutcome) -> None:
@@ -533,6 +562,12 @@ def find_tables(pipeline: OpenPipeline) -> list[Sink]:
     """Return the sinks of a pipeline that are Delta tables or its journal."""
     kinds = {one.name: one for one in pipeline.options.ordered_sinks}
     return [sink for sink in pipeline.sinks if isinstance(kinds[sink.name], DeltaSinkOptions)]
+
+
+def announce_channels(topology: Topology, opened: Mapping[str, OpenPipeline], home: TopologyHome) -> None:
+    """Tell every member which topics that it reads are channels, before a marker or void offsets can be in them."""
+    for name, pipeline in opened.items():
+        put_channels(pipeline.storage, name, home.name, home.root, topics_read_by(topology, name))
 
 
 def fingerprint_of(options: PipelineOptions) -> str:

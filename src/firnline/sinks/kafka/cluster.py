@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,13 +16,15 @@ from firnline.errors import SinkError
 from firnline.faults import fault_point
 from firnline.kafka_client import QUIET, find_unreachable, is_final, security_settings
 from firnline.names import kafka_checkpoint_topic
+from firnline.options import template_columns
 from firnline.schema_registry import RegistryError, SchemaRegistry, open_registry
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord
+from firnline.topology.topics import Partition
 from firnline.types import Json
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError
+    from confluent_kafka import Consumer, KafkaError, Message
     from confluent_kafka.admin import AdminClient
 
 CALL_SECONDS = 30.0  # for one answer of the cluster
@@ -348,6 +353,89 @@ class Cluster:
                 )
             SystemClock().sleep(0.005)
         return {**dict.fromkeys(partitions.values()), **self._read_tails(stable, partitions)}
+
+    def find_ends(self, topics: Iterable[str]) -> dict[Partition, int]:
+        """Return the end of every partition of some topics: of all that was written, transactions that are open
+        included."""
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+        asked = {
+            TopicPartition(topic, number): _library().OffsetSpec.latest()
+            for topic in topics
+            for number in range(self.count_partitions(topic))
+        }
+        if not asked:
+            return {}
+        level = IsolationLevel.READ_UNCOMMITTED
+        try:
+            answers = self.admin.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS)
+            return {(at.topic, at.partition): future.result(CALL_SECONDS).offset for at, future in answers.items()}
+        except KafkaException as error:
+            raise self.connection.error("the look-up of the topics' ends", error) from error
+
+    def find_epoch_ends(self, topics: Iterable[str], epoch: int) -> dict[Partition, int]:
+        """Return, for each partition, the first offset of a later epoch than this; the end, if it has none.
+
+        The numbers of epochs only grow along a partition, so a few records tell. Those of others are passed over.
+        """
+        found = {}
+        for (topic, number), end in self.find_ends(topics).items():
+            low, high, answer = 0, end, end
+            while low < high:
+                middle = (low + high) // 2
+                probed = self._find_epoch(topic, number, middle, high)
+                if probed is not None and probed[1] <= epoch:
+                    low = probed[0] + 1
+                else:
+                    high, answer = middle, probed[0] if probed is not None else answer
+            found[topic, number] = answer
+        return found
+
+    def _find_epoch(self, topic: str, number: int, start: int, end: int) -> tuple[int, int] | None:
+        """Return the offset and the epoch of the first own record at or after an offset; None if there is none before
+        `end`."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        deadline = monotonic() + CALL_SECONDS
+        try:
+            self._reader.assign([TopicPartition(topic, number, start)])
+            while True:
+                message = self._reader.poll(1.0)
+                if monotonic() > deadline:
+                    raise SinkError(f"sink {self.connection.sink!r}: {topic!r} could not be read")
+                if message is None:
+                    continue
+                offset, error = message.offset() or 0, message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if error is not None or offset >= end:
+                    return None
+                epoch = self._epoch_of(message)
+                if epoch is not None:
+                    return offset, epoch
+                deadline = monotonic() + CALL_SECONDS
+        except KafkaException as error:
+            raise self.connection.error(f"the read of topic {topic!r}", error) from error
+        finally:
+            self._reader.unassign()
+
+    def _epoch_of(self, message: Message) -> int | None:
+        """Return the epoch of a record of this pipeline, or of its control record; None if it is another's."""
+        headers = dict(message.headers() or ())
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if "firnline-control" in headers:
+                control = json.loads(message.value() or b"{}")
+                return int(control["epoch"]) if control["pipeline"] == self.connection.pipeline else None
+            if headers["firnline-pipeline"] == self.connection.pipeline.encode():
+                return int(headers["firnline-epoch"] or b"")
+        return None
+
+    def find_topics(self, topic: str, allowed: str) -> list[str]:
+        """Return the topics of a sink: of a template, those that exist and that it could name."""
+        if not template_columns(topic):
+            return [topic]
+        pattern = re.compile(".+".join(re.escape(text) for text in re.split(r"\{[^{}]+\}", topic)))
+        return [name for name in self.list_topics() if pattern.fullmatch(name) and re.fullmatch(allowed, name)]
 
     def _ends(self, partitions: Collection[int], *, committed: bool) -> dict[int, int]:
         """Return the end of each partition: of what is decided, or of all that was written."""

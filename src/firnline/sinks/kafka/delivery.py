@@ -28,6 +28,7 @@ from firnline.sinks.kafka.cluster import Cluster, Connection, TopicFacts
 from firnline.sinks.kafka.encode import MessageEncoder, Messages
 from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, LowerLimitError, Transaction
 from firnline.sinks.kafka.record import LaneRecord
+from firnline.topology.topics import Partition, has_marker
 from firnline.types import Json
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def write_lane(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
 def _write(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
     assert lane.record is not None
     held = lane.record.head
-    entry, lanes = epoch.head.entry, int(epoch.shape["lanes"])
+    entry = epoch.head.entry
     if held.epoch >= epoch.head.epoch:
         if held.epoch == epoch.head.epoch and held.entry != entry:
             raise FencedError(f"sink {epoch.rows.sink!r} holds another epoch {held.epoch}")
@@ -124,13 +125,29 @@ def _write(lane: Lane, cluster: Cluster, epoch: LaneEpoch) -> None:
         with lane.transaction() as transaction:
             end = writer.send(transaction, first)
             if end >= epoch.rows.rows:
-                transaction.commit(LaneRecord(lanes, epoch.head))
+                transaction.commit(_final_record(lane.record, cluster, epoch, transaction))
                 return
             partial = replace(lane.record.head, partial=entry, row=end)
             transaction.commit(replace(lane.record, head=partial))
             first = end
     with lane.transaction() as transaction:  # an epoch without rows
-        transaction.commit(LaneRecord(lanes, epoch.head))
+        transaction.commit(_final_record(lane.record, cluster, epoch, transaction))
+
+
+def _final_record(held: LaneRecord, cluster: Cluster, epoch: LaneEpoch, transaction: Transaction) -> LaneRecord:
+    """Return the record of a lane that holds an epoch. If it is a marker epoch, the record names where it ends.
+
+    No lane begins the next epoch before all lanes hold this one: all that the topics hold now is of this epoch, or
+    older.
+    """
+    head, lanes = epoch.head, int(epoch.shape["lanes"])
+    remembered = head.checkpoint.topology if head.checkpoint is not None else {}
+    ends: dict[Partition, int] = {}
+    if has_marker(remembered, head.epoch):
+        transaction.flush()
+        topics = cluster.find_topics(str(epoch.shape["topic"]), str(epoch.shape["topics_allowed"]))
+        ends = cluster.find_ends(topics)
+    return LaneRecord(lanes, head, held.channel.after_epoch(remembered, head.epoch, lanes, ends))
 
 
 class _RowWriter:

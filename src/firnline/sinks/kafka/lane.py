@@ -241,6 +241,16 @@ class Transaction:
                 except BufferError:
                     self.wait_for_room()
 
+    def flush(self) -> None:
+        """Wait until the topics have all rows of the transaction.
+
+        Raises:
+            LostProducerError: they do not take them.
+        """
+        with self._lane.lost_unless_answered("the write of rows"):
+            while self._producer.flush(1.0):
+                self.wait_for_room()
+
     def commit(self, record: LaneRecord) -> None:
         """Add the record of this lane, and commit: from here on the lane holds it."""
         self.put_record(record)

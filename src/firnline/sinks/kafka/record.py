@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from firnline.checkpoint.codec import canonical, parse, seal
 from firnline.errors import DamagedError
 from firnline.sinks.follower import FollowerHead, unseal_head
+from firnline.topology.topics import ChannelState
 
 KEY = b"head"  # of every record: compaction keeps the newest one of each partition
 
@@ -18,10 +19,12 @@ class LaneRecord:
 
     lanes: int  # over which the rows of its epoch are spread
     head: FollowerHead
+    channel: ChannelState = field(default_factory=ChannelState)  # for members of a topology that read the topics
 
     def to_bytes(self) -> bytes:
         """Return the value of the record."""
-        return canonical(seal({"lanes": self.lanes, "head": self.head.to_json()}))
+        channel = {"channel": self.channel.to_json()} if self.channel != ChannelState() else {}
+        return canonical(seal({"lanes": self.lanes, "head": self.head.to_json(), **channel}))
 
     @classmethod
     def parse(cls, value: bytes, what: str) -> LaneRecord:
@@ -33,7 +36,8 @@ class LaneRecord:
         """
         body = unseal_head(parse(value, what), what)
         try:
-            return cls(int(body["lanes"]), FollowerHead.from_json(body["head"], what))
+            channel = ChannelState.from_json(body["channel"], what) if "channel" in body else ChannelState()
+            return cls(int(body["lanes"]), FollowerHead.from_json(body["head"], what), channel)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 

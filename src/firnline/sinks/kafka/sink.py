@@ -6,10 +6,10 @@ there, and it brings other lanes to the newest epoch when their number changes.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import ClassVar
 
 from firnline.checkpoint.codec import canonical
@@ -30,6 +30,7 @@ from firnline.sinks.kafka.delivery import (
 from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, check_owner, claimed
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord, combine
+from firnline.topology.topics import ChannelState, Partition, combine_lanes, find_ends, has_marker
 from firnline.types import Delivery, EntryRef, Json
 
 CONTROL_KEY = b"firnline-control"
@@ -188,8 +189,17 @@ class KafkaSink(Follower):
     def swap_head(self, expected: FollowerHead | None, new: FollowerHead) -> None:
         self._write_main(expected, new, {})
 
-    def _write_main(self, expected: FollowerHead | None, new: FollowerHead, control: dict[str, Json]) -> None:
-        """Write a head to lane 0, with a control record in every partition of the topics if one is given."""
+    def _write_main(
+        self,
+        expected: FollowerHead | None,
+        new: FollowerHead,
+        control: dict[str, Json],
+        restored: tuple[int, Mapping[Partition, int]] | None = None,
+    ) -> None:
+        """Write a head to lane 0, with a control record in every partition of the topics if one is given.
+
+        After a topology's restore to an epoch, `restored` has it and where it ends: what lies between is void.
+        """
         self._known = None
         if not self._main.is_open:
             self._main.open_as(new.generation)
@@ -200,7 +210,8 @@ class KafkaSink(Follower):
             raise CommitConflictError(f"the head of sink {self.name!r} has moved")
         try:
             with self._main.transaction() as transaction:
-                for topic in self._control_topics() if control else ():
+                topics = self._find_topics() if control else []
+                for topic in topics:
                     for partition in range(self._cluster.count_partitions(topic)):
                         transaction.produce(
                             topic,
@@ -209,8 +220,12 @@ class KafkaSink(Follower):
                             partition=partition,
                             headers=[("firnline-control", str(control["kind"]))],
                         )
+                channel = self._main.record.channel if self._main.record is not None else ChannelState()
+                if restored is not None:
+                    transaction.flush()
+                    channel = channel.after_restore(*restored, self._cluster.find_ends(topics))
                 # One lane is enough: the others are brought here before the next epoch that has rows in them.
-                transaction.commit(LaneRecord(1, new))
+                transaction.commit(LaneRecord(1, new, channel))
         except LostProducerError as error:
             raise CommitUnknownError(error.cause.message, sink=self.name) from error
 
@@ -219,28 +234,53 @@ class KafkaSink(Follower):
         after = head_after(head, commit)
         control: dict[str, Json] = {}
         jump = commit.facts.get("jump") or {}
-        if commit.kind == "rollback" and int(jump.get("to_epoch", head.epoch)) < head.epoch:
+        newest = head.partial.epoch if head.partial else head.epoch
+        restored: tuple[int, Mapping[Partition, int]] | None = None
+        if commit.kind == "rollback" and int(jump.get("to_epoch", newest)) < newest:
+            if jump.get("restore"):
+                to_epoch = int(jump["to_epoch"])
+                restored = to_epoch, self.find_ends(to_epoch)
             control = {
                 "kind": "rollback",
                 "pipeline": self.context.pipeline,
                 "sink": self.name,
                 "epoch": commit.checkpoint.epoch,
-                "undone": {
-                    "first": int(jump["to_epoch"]) + 1,
-                    "last": head.partial.epoch if head.partial else head.epoch,
-                },
+                "undone": {"first": int(jump["to_epoch"]) + 1, "last": newest},
             }
-        self._write_main(head, after, control)
+        self._write_main(head, after, control, restored)
         return after
 
-    def _control_topics(self) -> list[str]:
-        """Return the topics that this sink writes: of a template, those that exist and that it could name."""
-        topic = self._kafka.topic
-        if not template_columns(topic):
-            return [topic]
-        pattern = re.compile(".+".join(re.escape(text) for text in re.split(r"\{[^{}]+\}", topic)))
-        allowed = re.compile(self._kafka.topics_allowed)
-        return [name for name in self._cluster.list_topics() if pattern.fullmatch(name) and allowed.fullmatch(name)]
+    # -- a channel of a topology ----------------------------------------------------------------------
+
+    def read_channel(self) -> ChannelState:
+        """Read what members of a topology know of the topics: the cuts of snapshots that all lanes hold, and void
+        offsets."""
+        records = self._read_records()
+        return combine_lanes({lane: record.channel for lane, record in records.items() if record is not None})
+
+    def find_retention(self) -> timedelta | None:
+        """Return how long the topics keep every record; None: for ever. A limit by size is not a time, and not seen."""
+        found = []
+        for topic in self._find_topics():
+            settings = self._cluster.settings("topic", topic)
+            policy = settings.get("cleanup.policy", "delete").split(",")
+            if "delete" in policy and int(settings.get("retention.ms", -1)) >= 0:
+                found.append(int(settings["retention.ms"]))
+            if "compact" in policy:  # from then on only the newest record of a key is sure to be there
+                found.append(int(settings.get("min.compaction.lag.ms", 0)))
+        return timedelta(milliseconds=min(found)) if found else None
+
+    def find_ends(self, epoch: int) -> Mapping[Partition, int]:
+        """Return where an epoch that the sink holds ends in each partition; one that is left out had nothing then.
+
+        Of a marker epoch the checkpoint topic names it. Of another one the rows do: each names its epoch.
+        """
+        known = find_ends(self.read_channel().cuts.values(), epoch)
+        return known if known is not None else self._cluster.find_epoch_ends(self._find_topics(), epoch)
+
+    def _find_topics(self) -> list[str]:
+        """Return the topics that this sink writes."""
+        return self._cluster.find_topics(self._kafka.topic, self._kafka.topics_allowed)
 
     # -- delivery -------------------------------------------------------------------------------------
 
@@ -270,7 +310,11 @@ class KafkaSink(Follower):
         self._main.close()  # tasks have producers of their own
         tasks = [lane_task(self._connection, number, epoch) for number in range(lanes)]
         run: Callable[[str, list[dict[str, Json]]], list[dict[str, Json]]] = delivery.run_tasks or _run_here
-        return check_reports(run(delivery.rows.attempt, tasks))
+        bad = check_reports(run(delivery.rows.attempt, tasks))
+        if not bad and has_marker(delivery.commit.checkpoint.topology, epoch.head.epoch):
+            # A commit is answered before everybody sees it: no row of the next epoch may be seen before the whole cut.
+            self._cluster.read_heads(range(lanes))
+        return bad
 
     def _join_lanes(self, before: FollowerHead, after: FollowerHead, lanes: int) -> None:
         """Bring the lanes of an epoch to the epoch before it: a lane may be new, or the last epoch had fewer.
@@ -298,7 +342,9 @@ class KafkaSink(Follower):
         try:
             with self._main.transaction() as transaction:
                 for number in behind:
-                    transaction.put_record(LaneRecord(main.lanes, complete), number)
+                    before_it = records.get(number)
+                    channel = before_it.channel if before_it is not None else ChannelState()
+                    transaction.put_record(LaneRecord(main.lanes, complete, channel), number)
                 transaction.commit(main)
         except LostProducerError as error:
             raise CommitUnknownError(error.cause.message, sink=self.name) from error

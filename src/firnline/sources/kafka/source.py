@@ -26,6 +26,7 @@ from firnline.sources.base import (
 )
 from firnline.sources.columns import Columns
 from firnline.sources.kafka import moves
+from firnline.sources.kafka.channels import read_channel
 from firnline.sources.kafka.clients import (
     CALL_SECONDS,
     CONSUMER_ONLY,
@@ -39,9 +40,11 @@ from firnline.sources.kafka.clients import (
 )
 from firnline.sources.kafka.messages import GAP_HINT, KafkaReaderSettings, RangeInput, RangeOutcome
 from firnline.sources.kafka.options import KafkaSourceOptions
-from firnline.sources.kafka.planning import Bounds, find_gaps, share_tasks, skip_gaps, spread_pieces, take
+from firnline.sources.kafka.planning import Bounds, Slice, find_gaps, share_tasks, skip_gaps, spread_pieces, take
 from firnline.sources.kafka.position import PartitionId, PartitionState, Position, Range
 from firnline.sources.replays import Replays, deal_again, replayed_record
+from firnline.topology import decide
+from firnline.topology.records import Marker
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -197,7 +200,10 @@ class KafkaSource(Source):
         if slices and not self._once:
             view = self._wait_for_more(known, view, limits)
             slices = take(known, self._bounds(view), limits.max_events)
-        if not slices:
+        markers: tuple[Marker, ...] = ()
+        if slices:
+            known, notes, slices, markers = self._keep_to_channels(known, notes, view, limits)
+        if not slices and not markers:
             self._ends = None
             if not self._must_pin(base, known):
                 return None
@@ -220,7 +226,47 @@ class KafkaSource(Source):
             files=sum(len(split.inputs) for split in splits),
             size_bytes=int(records * self._mean_bytes),
             notes={"position": known.to_json(), **notes},
+            markers=markers,
         )
+
+    def _keep_to_channels(
+        self, known: Position, notes: dict[str, Any], view: _View, limits: Limits
+    ) -> tuple[Position, dict[str, Any], list[Slice], tuple[Marker, ...]]:
+        """Skip void offsets, and end the slices at the first cut of a snapshot that is not recorded.
+
+        The ends of `view` are older than what the checkpoint topics say now: a cut that they do not name yet lies at
+        or beyond these ends.
+
+        Returns the position and the notes, with void offsets covered, the slices, and the markers that they reach.
+        """
+        bounds = dict(self._bounds(view))
+        cuts: list[tuple[Marker, set[PartitionId], Mapping[PartitionId, int]]] = []
+        void: dict[str, list[list[int]]] = {}
+        for channel in limits.channels(self.name):
+            state = read_channel(self._client, channel, self._options.brokers)
+            inside = {one for one in bounds if channel.covers(one.topic)}
+            for one in inside:
+                stable = view.bounds[one].end  # the end of the restore's own transaction may not be there yet
+                ranges = [Range(start, min(end, stable)) for start, end in state.void.get(one, ()) if start < stable]
+                here = known.of(one)
+                if here is not None and (covered := here.cover(ranges)) != here:
+                    known = known.set(one, view.ids[one.topic], covered)
+                    void[str(one)] = [[start, end] for start, end, _ in ranges]
+            barriers = [
+                (cut.marker, inside, {PartitionId(*one): end for one, end in cut.ends.items()})
+                for cut in state.cuts.values()
+                if limits.stops_at(cut.marker)
+            ]
+            ends = decide.limit_ends({one: bounds[one].end for one in inside}, [of for _, _, of in barriers])
+            bounds |= {one: replace(bounds[one], end=end) for one, end in ends.items()}
+            cuts += barriers
+        slices = take(known, bounds, limits.max_events)
+        planned = {one.partition: one.ranges for one in slices}
+        reached = {one: (known.of(one) or PartitionState(0)).cover(planned.get(one, ())).next for one in bounds}
+        markers = tuple(
+            marker for marker, inside, cut in cuts if decide.is_reached({one: reached[one] for one in inside}, cut)
+        )
+        return known, {**notes, **({"void": void} if void else {})}, slices, markers
 
     def _plan_replay(self, base: Position, limits: Limits) -> SourcePlan | None:
         """Return the slice of quarantined records that are to be read again; None if there are none."""
@@ -346,10 +392,10 @@ class KafkaSource(Source):
         for outcome in (RangeOutcome.from_json(item) for item in outcomes if "quarantine" not in item):
             read.setdefault(PartitionId.parse(outcome.path), []).append(outcome)
         position, records = before, list[dict[str, Json]]()
-        restarts, gaps = plan.notes["restarts"], plan.notes["gaps"]
+        restarts, gaps, void = plan.notes["restarts"], plan.notes["gaps"], plan.notes.get("void", {})
         for partition, state in before.partitions():
             done = read.get(partition, [])
-            if not done and str(partition) not in restarts:
+            if not done and str(partition) not in restarts and str(partition) not in void:
                 continue
             covered = state.cover(Range(one.start, one.end, one.epoch) for one in done)
             position = position.set(partition, ids[partition.topic], covered)
@@ -367,6 +413,7 @@ class KafkaSource(Source):
                     "ranges": [[one.start, one.end, one.epoch, one.records, one.checksum] for one in done],
                     **({"restart": restarts[str(partition)]} if str(partition) in restarts else {}),
                     **({"gap": gaps[str(partition)]} if str(partition) in gaps else {}),
+                    **({"void": void[str(partition)]} if str(partition) in void else {}),
                 }
             )
         count = sum(int(one["records"]) for one in records)
@@ -394,6 +441,7 @@ class KafkaSource(Source):
                 ahead = [one for one in state.ahead if one.end > start] if state is not None else []
                 state = PartitionState(start).cover(ahead)
             ranges = [Range(int(start), int(end), int(epoch)) for start, end, epoch, *_ in record["ranges"]]
+            ranges += [Range(int(start), int(end)) for start, end in record.get("void", ())]
             known = known.set(partition, topic_id, state.cover(ranges))
         return known.to_json()
 

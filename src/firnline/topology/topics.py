@@ -1,0 +1,212 @@
+"""Channels that are Kafka topics: what the checkpoint topic of a sink says of snapshots and restores of a topology.
+
+A topic carries no marker. The checkpoint record of a marker epoch m, written in the same transaction as the rows of m,
+names the end of m in every partition: its cut. After a restore, the record names the offsets of the undone epochs,
+which are void: members skip them. The record of every later epoch carries both on, until the snapshot is released.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from firnline.checkpoint.codec import canonical, parse, seal, unseal
+from firnline.errors import DamagedError
+from firnline.faults import fault_point
+from firnline.names import topic_channels, topic_channels_key
+from firnline.storage import Storage
+from firnline.topology import decide
+from firnline.topology.records import Marker, held_records, markers_in
+from firnline.types import Json
+
+Partition = tuple[str, int]  # topic and number
+Ranges = tuple[tuple[int, int], ...]  # of offsets, from the first up to, and without, the second; in order
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChannel:
+    """A channel as its reader needs to know it: the topics of one sink, and where that sink keeps its checkpoints."""
+
+    topic: str  # a name, or a template with {column}
+    checkpoint_topic: str
+    writer: str
+    sink: str
+
+    def covers(self, topic: str) -> bool:
+        """Return whether the sink may write a topic."""
+        parts = re.split(r"\{[^{}]*\}", self.topic)
+        return re.fullmatch(".+".join(map(re.escape, parts)), topic) is not None
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "topic": self.topic,
+            "checkpoint_topic": self.checkpoint_topic,
+            "writer": self.writer,
+            "sink": self.sink,
+        }
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> TopicChannel:
+        """Parse the output of `to_json`. Raises DamagedError."""
+        try:
+            return cls(*(str(value[name]) for name in ("topic", "checkpoint_topic", "writer", "sink")))
+        except (KeyError, TypeError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The end of a marker epoch, as one lane saw it or as all of them did. A partition without an end was empty."""
+
+    marker: Marker
+    epoch: int
+    lanes: int  # over which the rows of the epoch were spread
+    ends: Mapping[Partition, int]
+
+    def to_json(self) -> dict[str, Json]:
+        return {"marker": self.marker.to_json(), "epoch": self.epoch, "lanes": self.lanes, "ends": _nested(self.ends)}
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> Cut:
+        return cls(
+            Marker.from_json(value["marker"], what),
+            int(value["epoch"]),
+            int(value["lanes"]),
+            {one: int(end) for one, end in _flat(value["ends"]).items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """The cuts of snapshots by their ids, and the void offsets of each partition."""
+
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    void: Mapping[Partition, Ranges] = field(default_factory=dict)
+
+    def after_epoch(
+        self, remembered: Mapping[str, Json], epoch: int, lanes: int, ends: Mapping[Partition, int]
+    ) -> ChannelState:
+        """Return the state once an epoch is written. `remembered` is what its checkpoint remembers of snapshots;
+        `ends` is where it ends, if it is a marker epoch."""
+        kept = held_records(remembered)
+        cuts = {name: cut for name, cut in self.cuts.items() if name in kept}
+        cuts |= {marker.snapshot: Cut(marker, epoch, lanes, dict(ends)) for marker in markers_in(remembered, epoch)}
+        return replace(self, cuts=cuts)
+
+    def after_restore(
+        self, to_epoch: int, since: Mapping[Partition, int], ends: Mapping[Partition, int]
+    ) -> ChannelState:
+        """Return the state after a restore to an epoch that ends at `since`: what lies behind that is void.
+
+        The cuts of undone epochs are gone with them.
+        """
+        cuts = {name: cut for name, cut in self.cuts.items() if cut.epoch <= to_epoch}
+        void = dict(self.void)
+        for partition, end in ends.items():
+            start = since.get(partition, 0)
+            if start < end:
+                void[partition] = decide.merge_ranges([*void.get(partition, ()), (start, end)])
+        return ChannelState(cuts, void)
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "cuts": {name: cut.to_json() for name, cut in sorted(self.cuts.items())},
+            "void": _nested({one: [list(pair) for pair in ranges] for one, ranges in self.void.items()}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Json, what: str) -> ChannelState:
+        """Parse the output of `to_json`. Raises DamagedError."""
+        try:
+            return cls(
+                {str(name): Cut.from_json(cut, what) for name, cut in value["cuts"].items()},
+                {one: tuple((int(s), int(e)) for s, e in pairs) for one, pairs in _flat(value["void"]).items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedError(f"{what} lacks {error}", what=what) from error
+
+
+def has_marker(remembered: Mapping[str, Json], epoch: int) -> bool:
+    """Return whether an epoch records a snapshot, from what its checkpoint remembers."""
+    return bool(markers_in(remembered, epoch))
+
+
+def combine_lanes(lanes: Mapping[int, ChannelState]) -> ChannelState:
+    """Return what the lanes of a sink say together: the cuts that every lane of the epoch holds, and what is void."""
+    cuts: dict[str, Cut] = {}
+    for name in {name for state in lanes.values() for name in state.cuts}:
+        newest = max((state.cuts[name] for state in lanes.values() if name in state.cuts), key=lambda cut: cut.epoch)
+        held = [lanes[number].cuts.get(name) if number in lanes else None for number in range(newest.lanes)]
+        ends = decide.combine_ends(
+            [cut.ends if cut is not None and cut.epoch == newest.epoch else None for cut in held]
+        )
+        if ends is not None:
+            cuts[name] = replace(newest, ends=ends)
+    void: dict[Partition, Ranges] = {}
+    for state in lanes.values():
+        for partition, ranges in state.void.items():
+            void[partition] = decide.merge_ranges([*void.get(partition, ()), *ranges])
+    return ChannelState(cuts, void)
+
+
+def find_ends(cuts: Iterable[Cut], epoch: int) -> Mapping[Partition, int] | None:
+    """Return where an epoch ends, if it is a marker epoch whose cut is known."""
+    return next((cut.ends for cut in cuts if cut.epoch == epoch), None)
+
+
+def _nested(flat: Mapping[Partition, Json]) -> dict[str, dict[str, Json]]:
+    found: dict[str, dict[str, Json]] = {}
+    for (topic, number), value in sorted(flat.items()):
+        found.setdefault(topic, {})[str(number)] = value
+    return found
+
+
+def _flat(nested: Mapping[str, Mapping[str, Json]]) -> dict[Partition, Json]:
+    return {(str(topic), int(number)): value for topic, of in nested.items() for number, value in of.items()}
+
+
+# -- the channels in a reader's home --------------------------------------------------------------------
+
+
+def put_channels(
+    storage: Storage, pipeline: str, topology: str, home: str, channels: Mapping[str, Sequence[TopicChannel]]
+) -> None:
+    """Tell a member which topics that it reads are channels, by source: before any marker can be in them.
+
+    A run reads this after it has asked for the ends of its topics: what it finds missing then is not below these ends.
+    """
+    key = topic_channels_key(pipeline, topology, home)
+    sources = {source: [one.to_json() for one in of] for source, of in sorted(channels.items())}
+    body = canonical(seal({"topology": topology, "home": home, "sources": sources}))
+    try:
+        if storage.get(key) == body:
+            return
+    except FileNotFoundError:
+        if not channels:
+            return
+    fault_point("topology.channels.before")
+    storage.put(key, body)
+    fault_point("topology.channels.after")
+
+
+def load_channels(storage: Storage, pipeline: str, source: str) -> list[TopicChannel]:
+    """Return the channels that one source of a member reads, in any topology.
+
+    Raises:
+        DamagedError: a file cannot be read. It may name a channel.
+    """
+    found: dict[str, TopicChannel] = {}
+    for stat in storage.list(topic_channels(pipeline)):
+        name = stat.name.rsplit("/", 1)[-1]
+        if name.startswith("."):
+            continue
+        key = f"{topic_channels(pipeline)}/{name}"
+        try:
+            body = unseal(parse(storage.get(key), key), key)
+        except FileNotFoundError:
+            continue
+        for value in body["sources"].get(source, ()):
+            channel = TopicChannel.from_json(value, key)
+            found[channel.checkpoint_topic] = channel
+    return list(found.values())

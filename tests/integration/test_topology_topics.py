@@ -1,0 +1,192 @@
+"""Snapshots and restores of pipelines that are chained by Kafka topics: a real broker, runs in this process."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from firnline.clock import SystemClock
+from firnline.errors import RollbackRefusedError
+from firnline.history.topology.restore import (
+    RestoreResult,
+    check_plans,
+    find_epochs_at,
+    find_or_order,
+    find_snapshot_epochs,
+    perform_restore,
+    plan_restore,
+)
+from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
+from firnline.topology.decide import Decision, Outcome
+from firnline.topology.records import stop_asking
+from firnline.types import RandomIds
+from tests.support.kafka import KafkaServer
+from tests.support.pipelines import checkpoint_of, run_to_end
+from tests.support.processes import wait_until
+from tests.support.samples import SampleInput, table_ids
+from tests.support.topic_chains import topic_reader, topic_writer
+from tests.support.topologies import TIMEOUT, open_snapshots, running, settle
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_reader_that_is_behind_ends_its_slice_at_the_cut(tmp_path: Path, kafka: KafkaServer, lanes: int) -> None:
+    topic = kafka.new_topic(3)
+    sample = SampleInput(tmp_path / "in")
+    a, b = topic_writer(tmp_path, kafka, topic, lanes=lanes), topic_reader(tmp_path, kafka, topic)
+    sample.add("f1.json", 5)
+    run_to_end(a)
+    run_to_end(b)
+    snapshots = open_snapshots(tmp_path, [a, b])
+    sample.add("f2.json", 5)
+    run_to_end(a)
+    order = snapshots.order(TIMEOUT)
+    stop_asking(open_pipeline(b).storage, "b", order.snapshot)  # the cut alone must do
+    run_to_end(a)
+    sample.add("f3.json", 5)
+    run_to_end(a)
+    before = set(sample.ids)
+    run_to_end(b)
+    record = checkpoint_of(b).topology[order.snapshot]["epoch"]
+    entries = open_pipeline(b).entries(open_pipeline(b).load().entry)
+    rows = sum(int(r["records"]) for e in entries if e.epoch <= record for r in e.inputs["k"])
+    assert rows == 10
+    assert set(table_ids(b.sinks[0].location)) == before
+    assert settle(snapshots, order) == (Outcome.COMMIT, "")
+
+
+class Chain:
+    """files -> a -> topic -> b, with a completed snapshot after the first file."""
+
+    def __init__(self, folder: Path, kafka: KafkaServer, *, partitions: int = 2, lanes: int = 1, **config: str) -> None:
+        self.folder, self.kafka = folder, kafka
+        self.topic = kafka.new_topic(partitions, **config)
+        self.sample = SampleInput(folder / "in")
+        self.members = [topic_writer(folder, kafka, self.topic, lanes=lanes), topic_reader(folder, kafka, self.topic)]
+        self.sample.add("f1.json", 5)
+        self.run()
+        self.snapshots = open_snapshots(folder, self.members)
+        self.id = self.take()
+        self.then = Counter(self.sample.ids)
+
+    @property
+    def sink(self) -> str:
+        return self.members[0].sinks[1].name
+
+    def run(self, *members: PipelineOptions) -> None:
+        for one in members or self.members:
+            run_to_end(one)
+
+    def take(self) -> str:
+        order = self.snapshots.order(TIMEOUT)
+        self.run()
+        assert settle(self.snapshots, order) == (Outcome.COMMIT, "")
+        return order.snapshot
+
+    def restore(self, target: str, epochs: dict[str, int] | None = None) -> RestoreResult:
+        snapshots = open_snapshots(self.folder, self.members)
+        order = find_or_order(
+            snapshots, target, epochs or find_snapshot_epochs(snapshots, target)[1], SystemClock(), RandomIds(),
+            leave=[self.sink],
+        )  # fmt: skip
+        return perform_restore(snapshots, order, RandomIds().new(), SystemClock(), print)
+
+    def ids(self) -> list[Counter[int]]:
+        return [table_ids(one.sinks[0].location) for one in self.members]
+
+    def outside(self) -> Counter[int]:
+        """What a reader sees that knows nothing of the topology."""
+        rows = (json.loads(record.value or b"{}") for record in self.kafka.read(self.topic))
+        return Counter(int(row["id"]) for row in rows if "id" in row)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_members_skip_what_a_restore_undid_and_outside_readers_see_it_again(
+    tmp_path: Path, kafka: KafkaServer, lanes: int
+) -> None:
+    chain = Chain(tmp_path, kafka, lanes=lanes)
+    a, b = chain.members
+    chain.sample.add("f2.json", 5)
+    chain.run()
+    chain.sample.add("f3.json", 5)
+    chain.run(a)  # b has not read it
+    undone = chain.sample.ids - chain.then
+    assert chain.restore(chain.id).decision is Decision.GO
+    assert chain.ids() == [chain.then] * 2
+    chain.run()
+    assert chain.ids() == [chain.sample.ids] * 2
+    assert chain.outside() == chain.sample.ids + undone
+    chain.sample.add("f4.json", 5)
+    chain.run()
+    assert chain.ids() == [chain.sample.ids] * 2
+    # The snapshot is kept, and can be restored again; what is void stays void.
+    assert chain.restore(chain.id).decision is Decision.GO
+    assert chain.ids() == [chain.then] * 2
+    chain.run(b, a, b)
+    assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_a_topic_keeps_what_its_reader_had_not_read(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path, kafka)
+    a, b = chain.members
+    chain.sample.add("f2.json", 5)
+    chain.run(a)
+    order = chain.snapshots.order(TIMEOUT)
+    with running(b) as paused:
+        paused.pause()  # it records the snapshot, and reads nothing
+        wait_until(lambda: order.snapshot in checkpoint_of(b).topology)
+    chain.run(a)
+    assert settle(chain.snapshots, order) == (Outcome.COMMIT, "")
+    chain.sample.add("f3.json", 5)
+    chain.run()
+    assert chain.restore(order.snapshot).decision is Decision.GO
+    assert chain.ids()[1] == chain.then
+    chain.run(b)
+    assert chain.ids()[1] == chain.ids()[0], "it reads what the topic held at the cut, and not what was undone"
+    chain.run()
+    assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_a_topic_must_be_left_by_name(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path, kafka)
+    chain.sample.add("f2.json", 5)
+    chain.run()
+    snapshots = open_snapshots(tmp_path, chain.members)
+    order = find_or_order(snapshots, *find_snapshot_epochs(snapshots, chain.id), SystemClock(), RandomIds())
+    with pytest.raises(RollbackRefusedError) as refused:
+        check_plans(snapshots, plan_restore(snapshots, order), order)
+    assert refused.value.hint is not None
+    assert refused.value.hint.endswith(f"firnline topology restore {chain.id} --leave {chain.sink}")
+    result = perform_restore(snapshots, order, RandomIds().new(), SystemClock(), print)
+    assert result.decision is Decision.WITHDRAWN
+    assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_a_time_gives_the_newest_consistent_cut_over_a_topic(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path, kafka)
+    a, _ = chain.members
+    chain.sample.add("f2.json", 5)
+    chain.run(a)
+    before_b, then = datetime.now(UTC), Counter(chain.sample.ids)
+    chain.run()
+    after_b = datetime.now(UTC)
+    chain.sample.add("f3.json", 5)
+    chain.run()
+    earlier, later = find_epochs_at(chain.snapshots, before_b), find_epochs_at(chain.snapshots, after_b)
+    assert later == {"a": earlier["a"], "b": earlier["b"] + 1}
+    assert chain.restore("then", later).decision is Decision.GO
+    assert chain.ids() == [then] * 2
+    chain.run()
+    assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_retention_of_a_topic_limits_what_can_be_restored(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path, kafka, retention_ms="3600000")
+    outcome = chain.snapshots.home.find_outcome(chain.id)
+    assert outcome is not None
+    assert outcome.restorable_until is not None
+    assert datetime.fromisoformat(outcome.restorable_until) - datetime.fromisoformat(outcome.at) == timedelta(hours=1)
