@@ -23,6 +23,7 @@ from firnline.names import JOURNAL
 from firnline.run.followers import join
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.topology import check_hold
+from firnline.sinks.base import Sink
 from firnline.sinks.known import find_away
 from firnline.topology import decide
 from firnline.topology.decide import Decision, RestoreState, lower_cut, next_step
@@ -315,6 +316,7 @@ class _Performing:
             try:
                 _rollback(pipeline, self._order, name).plan().check()
                 for sink in find_topics(self._topology, pipeline):
+                    sink.end_unfinished()  # of a run that was killed: without that its head is unknown
                     sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
             except FirnlineError as error:
                 problems.append(f"{name}: {error.message}")
@@ -353,7 +355,7 @@ class _Performing:
         epoch = self.epochs[pipeline.options.name]
         topics = {sink.name for sink in find_topics(self._topology, pipeline)}
         others = [*find_tables(pipeline)[1:], *(sink for sink in pipeline.sinks if sink.name in topics)]
-        behind = [sink for sink in others if sink.read_fence().epoch < epoch]
+        behind = [sink for sink in others if not _holds(sink, epoch)]
         if not behind:
             return
         held = pipeline.deciding.claim(self._run)
@@ -368,3 +370,11 @@ class _Performing:
         for name, pipeline in self._members.items():
             with contextlib.suppress(OSError):
                 delete_hold(pipeline.storage, name, self._order.restore)
+
+
+def _holds(sink: Sink, epoch: int) -> bool:
+    """Return whether a sink is known to hold an epoch. A killed command may have left a transaction open."""
+    try:
+        return sink.read_fence().epoch >= epoch
+    except SinkError:
+        return False
