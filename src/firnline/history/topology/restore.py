@@ -182,7 +182,7 @@ def check_plans(snapshots: Snapshots, plans: Mapping[str, RollbackPlan], order: 
     named = (sink for error in errors for sink in cast("list[str]", error.fields.get("leave", [])))
     leave = sorted({*order.leave, *named})
     if all("leave" in error.fields for error in errors):
-        flags = " ".join(f"--leave {sink}" for sink in leave)
+        flags = " ".join([*(f"--without {name}" for name in order.without), *(f"--leave {sink}" for sink in leave)])
         target = order.target if snapshots.home.find_order(order.target) else f"--at {order.target}"
         hint = (
             "Readers outside see the undone events, and then get them again under new ids; members skip them. To "
