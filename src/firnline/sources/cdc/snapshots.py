@@ -153,6 +153,7 @@ class SnapshotTaker:
         check_holder: Callable[[], None],
         name: str,
         named: Collection[str] = (),
+        serial: int = 0,
     ) -> None:
         self._reader = reader
         self._named = named  # tables that the spec names one by one: the server may hide them
@@ -162,7 +163,7 @@ class SnapshotTaker:
         self._mode = mode
         self._check_holder = check_holder
         self._name = name
-        self._shared = _Shared()
+        self._shared = _Shared(serial=serial)
         self._news = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"firnline tables {name}", daemon=True)

@@ -330,7 +330,7 @@ class LogSource(Source):
             self.storage,
             self._folder,
             files=self._find_spooled(position),
-            number=position.spool,
+            number=position.spool if position.place is not None else self._last_number(),
             begin=position.mark,
             check_holder=self._check_holder,
             settings=self._settings,
@@ -341,8 +341,21 @@ class LogSource(Source):
         spooler.release(self._released)
         return spooler
 
+    def _last_number(self) -> int:
+        """Return the number behind which a source begins. After a fresh start there are files from before: a run that
+        slept may still delete those that no rollback needed, by their numbers."""
+        names = list_names(self.storage, self._folder)
+        return max((parts[0] for parts in map(spool_parts, names) if parts is not None), default=0)
+
+    def _last_serial(self) -> int:
+        """Return the same for snapshots."""
+        names = list_all(self.storage, self._folder)
+        return max((int(parts[0][:8]) for parts in map(chunk_parts, names) if parts is not None), default=0)
+
     def _find_spooled(self, position: LogPosition) -> list[SpoolFile]:
         """Return the files behind a position that a run before has spooled, up to the last whole transaction."""
+        if position.place is None:
+            return []
         storage = self.storage
         names = list_names(storage, self._folder)
         known: dict[str, SpoolFile] = {}
@@ -446,6 +459,7 @@ class LogSource(Source):
                 check_holder=self._check_holder,
                 name=self.name,
                 named=[one for one in self._tables.names if self._tables.covers(one)],
+                serial=self._last_serial(),
             )
             for asked in self._asked.values():
                 self._taker.ask(asked)
