@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from firnline.clock import monotonic
 from firnline.options import PipelineOptions
@@ -109,7 +110,7 @@ def disturb(side: Side, proxy: Proxy, chances: random.Random) -> None:
 def play(side: Side, launcher: Launcher, folder: Path, seed: int, *, is_empty: bool, together: bool = False) -> None:
     """`is_empty`: no table has rows when capture begins; else they are read in chunks meanwhile. `together`: one sink
     has all tables."""
-    model = ModelDatabase(side, seed, most_rows=400 if LONG else 40)
+    model = ModelDatabase(side, seed, most_rows=400 if LONG else 40, most_changes=100_000 if LONG else 0)
     model.create()
     chances = random.Random(seed)
     with running_proxy(side.server.port) as proxy:
@@ -143,6 +144,26 @@ def play(side: Side, launcher: Launcher, folder: Path, seed: int, *, is_empty: b
     check_current(model, folder)
     if is_empty:
         check_history(model, folder)
+
+
+def test_large_transactions_among_small_ones(
+    postgres_server: PostgresServer, launcher: Launcher, tmp_path: Path
+) -> None:
+    """Each is one epoch, many times larger than `max_events`; a run is killed while it stages one."""
+    model = ModelDatabase(PostgresSide(postgres_server), SEED, most_changes=100_000 if LONG else 4_000)
+    model.create()
+    options = model.options(tmp_path / "lake")
+    assert launcher.run(options, patches=PATCHES).exit_code == 0  # begins to capture
+    for _ in range(2):
+        model.step()
+        model.burst()
+    end = launcher.run(options, "stage.file.after:2:kill", patches=PATCHES)
+    assert end.exit_code == KILLED, end
+    launcher.run_until_done(options, patches=PATCHES)
+    check_current(model, tmp_path / "lake")
+    check_history(model, tmp_path / "lake")
+    plain = DeltaTable(str(tmp_path / "lake" / "history-model_plain")).to_pyarrow_dataset()
+    assert plain.count_rows() >= model.most_changes // 4  # not all of them were rolled back
 
 
 @pytest.mark.parametrize("is_empty", [True, False], ids=["empty tables", "tables with rows"])

@@ -150,6 +150,7 @@ class ModelDatabase:
     side: Side
     seed: int
     most_rows: int = 40  # that one statement inserts
+    most_changes: int = 0  # of a transaction that is larger than all others; 0: there is none
     tables: list[Table] = field(default_factory=list)
     states: dict[str, list[State]] = field(default_factory=dict)
     statements: list[str] = field(default_factory=list)  # what was executed, without values
@@ -209,6 +210,9 @@ class ModelDatabase:
     def step(self) -> None:
         """Do something with the database; note its state after every commit."""
         chance = self._random.random()
+        if self.most_changes and chance > 0.985:
+            self.burst()
+            return
         if chance < 0.06:
             self._empty(self._random.choice(self.tables))
         elif chance < 0.16:
@@ -219,6 +223,22 @@ class ModelDatabase:
             with self._session(autocommit=False) as cursor:
                 self._transact(cursor, 0)
                 self._finish(cursor)
+        self._note()
+
+    def burst(self) -> None:
+        """Run a large transaction that leaves few rows: the states of the model stay small."""
+        table = self.tables[2]
+        count = self._random.randint(self.most_changes // 4, self.most_changes) // 2
+        keys = [self._new_key(table, 0) for _ in range(count)]
+        name, rows = table.key[0], 1000
+        with self._session(autocommit=False) as cursor:
+            for first in range(0, count, rows):
+                some = [value for key in keys[first : first + rows] for value in key]
+                places = ", ".join(["(%s)"] * len(some))
+                self._execute(cursor, f"INSERT INTO {table.name} ({name}) VALUES {places}", some)
+            between = (keys[1][0], keys[-3][0])  # three of them stay
+            self._execute(cursor, f"DELETE FROM {table.name} WHERE {name} BETWEEN %s AND %s", between)
+            self._finish(cursor)
         self._note()
 
     def rows_of(self, table: Table) -> list[Key]:
