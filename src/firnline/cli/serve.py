@@ -100,12 +100,13 @@ def serve(
     from firnline.service.access.tokens import Tokens, ensure_tokens
     from firnline.service.api.common import Service
     from firnline.service.registry import Registry
-    from firnline.service.serving import Address, leave_out_pandas, locking, serve_app
+    from firnline.service.serving import Address, keep_memory_together, leave_out_pandas, locking, serve_app
     from firnline.service.supervise.supervisor import Settings, Supervisor
     from firnline.storage import open_storage
     from firnline.types import RandomIds
 
     leave_out_pandas()
+    keep_memory_together()
     places = [*files, *([pipelines] if pipelines is not None else [])]
     if not places:
         raise ConfigError("name pipeline files, or a folder of them", hint="firnline serve --pipelines .")

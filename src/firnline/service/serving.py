@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import ipaddress
 import os
@@ -25,6 +26,7 @@ from firnline.service.problems import MEDIA_TYPE, problem
 from firnline.types import Clock
 
 LOCK = "lock"
+_M_ARENA_MAX = -8  # of malloc.h
 CHECK_SECONDS = 5
 GRACE_SECONDS = 5  # for requests that are being answered when the service stops
 
@@ -143,6 +145,12 @@ def leave_out_pandas() -> None:
     """Make this process one without pandas: Arrow loads it, 40 MB, with the first list that it gets, if it is there."""
     if "pandas" not in sys.modules and _WithoutPandas not in sys.meta_path:
         sys.meta_path.insert(0, _WithoutPandas)
+
+
+def keep_memory_together() -> None:
+    """Have the C library give memory to all threads from two pools: each thread of a page would keep one of its own."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than that of GNU
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 @contextlib.contextmanager
