@@ -33,6 +33,7 @@ from benchmarks import (
     state_exchange,
     stores,
     tiers,
+    topology,
     upsert,
 )
 
@@ -78,6 +79,7 @@ CASES: dict[str, Callable[[cases.World], list[cases.Row]]] = {
     "service-memory": service.memory,
     "service-rate": service.rate,
     "service-viewers": service.viewers,
+    "topology": topology.topology,
     "growth": stores.growth,  # last: it deletes so many files that the disk is slow for a while
 }
 
