@@ -244,8 +244,7 @@ class Bank:
         is_free = member.owner == RUN and self.rules.find_blocking(self._holds(world, member)) is None
         if member.rolled < graph.rollbacks and is_free and member.newest:
             for to in range(max(member.floor, 0), member.newest):
-                jump = self._jump(member, to)
-                yield self._with(world, number, epochs=(*member.epochs, jump), flight=(), rolled=member.rolled + 1)
+                yield self._go_back(world, number, to, rolled=member.rolled + 1)
         if graph.sweeps:
             yield from self._sweeps(world, number)
 
@@ -267,11 +266,15 @@ class Bank:
         elif not member.checked and is_free:
             yield self._with(world, number, looked=True)
 
-    def _jump(self, member: Member, to: int, restore: int = -1) -> Epoch:
+    def _go_back(self, world: World, number: int, to: int, restore: int = -1, **changes: object) -> World:
+        """Commit a history edit. It takes no records back; in a staged table it needs no committer."""
+        member = world.members[number]
         then, now = member.epochs[to], member.epochs[-1]
-        return replace(
+        jump = replace(
             then, sends=(0,) * len(then.sends), markers=(), recorded=now.recorded, back_to=to, restore=restore
-        )  # a history edit does not take records back
+        )
+        visible = (*member.visible, member.newest + 1) if number in self.graph.staged else member.visible
+        return self._with(world, number, epochs=(*member.epochs, jump), visible=visible, flight=(), **changes)
 
     def _released(self, world: World) -> frozenset[int]:
         """The snapshots that hold no floor."""
@@ -493,8 +496,7 @@ class Bank:
                 member = world.members[int(name)]
                 after = self._with_restore(world, number, jumped=state.jumped | {name})
                 if member.epochs[-1].restore != number:  # a crash may have come after the jump
-                    epochs = (*member.epochs, self._jump(member, one.epochs[int(name)], number))
-                    after = self._with(after, int(name), epochs=epochs, flight=(), owner=number)
+                    after = self._go_back(after, int(name), one.epochs[int(name)], number, owner=number)
                 yield after
             case decide.Release():
                 after = self._with_restore(world, number, released=True)
