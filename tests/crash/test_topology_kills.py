@@ -15,7 +15,7 @@ import pytest
 from firnline.clock import SystemClock
 from firnline.faults import POINTS
 from firnline.history.topology.graph import Topology, make_topology
-from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, find_unfinished, perform_restore
+from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.savepoint import create_topology_savepoint, start_from_savepoint
 from firnline.options import PipelineOptions
 from firnline.topology.decide import Decision, Outcome
@@ -121,7 +121,7 @@ def restore(lake: Lake) -> None:
 
 
 def check_restored(lake: Lake, where: str) -> None:
-    begun = find_unfinished(open_snapshots(lake.folder, lake.members).home)
+    begun = open_snapshots(lake.folder, lake.members).home.find_unfinished()
     if begun is not None or lake.tables() != [lake.then] * 2:
         restore(lake)
     assert lake.tables() == [lake.then] * 2, where

@@ -20,6 +20,8 @@ from tests.support.banks import SHAPES, Processes, RealBank
 from tests.support.proof import covered
 from tests.support.topologies import TIMEOUT
 
+pytestmark = pytest.mark.timeout(3600)  # of the long form
+
 ROUNDS, SNAPSHOTS = (10, 4) if os.environ.get("FIRNLINE_PROOF") else (1, 1)  # of each shape
 PATIENCE_SECONDS = 300.0
 

@@ -16,7 +16,6 @@ from firnline.history.topology.restore import (
     find_inconsistent,
     find_or_order,
     find_snapshot_epochs,
-    find_unfinished,
     perform_restore,
 )
 from firnline.history.topology.snapshot import Snapshots
@@ -70,7 +69,7 @@ def test_all_members_go_back_and_go_on(tmp_path: Path) -> None:
     chain.run()
     for one in chain.members:
         assert table_ids(one.sinks[0].location) == chain.sample.ids, "each row once"
-    assert find_unfinished(chain.snapshots.home) is None
+    assert chain.snapshots.home.find_unfinished() is None
     again = restore(chain.snapshots, chain.id, chain.epochs)  # the snapshot is still kept
     assert again.decision is Decision.GO
     assert chain.ids() == [chain.then] * 3
@@ -199,3 +198,23 @@ def test_a_dropped_snapshot_is_refused(tmp_path: Path) -> None:
     chain.snapshots.drop(chain.id)
     with pytest.raises(ConfigError, match="cannot be restored"):
         find_snapshot_epochs(chain.snapshots, chain.id)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_snapshot_that_is_dropped_during_a_restore_stays_pinned(tmp_path: Path, decided: bool) -> None:
+    chain = Chain(tmp_path)
+    chain.sample.add("f2.json", 3)
+    chain.run()
+    now = chain.ids()
+    order = find_or_order(chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds())
+    chain.snapshots.home.put_restore(order)  # and then the command is killed
+    if decided:
+        chain.snapshots.home.decide_restore(order.restore, Decision.GO, "")
+    chain.snapshots.drop(chain.id)
+    pins = tmp_path / "a" / "_firnline" / "pins"
+    assert len(list(pins.glob("topology-*"))) == 1
+    result = perform_restore(chain.snapshots, order, RandomIds().new(), SystemClock(), print)
+    assert result.decision is (Decision.GO if decided else Decision.WITHDRAWN)
+    assert chain.ids() == ([chain.then] * 3 if decided else now)
+    chain.snapshots.order(TIMEOUT)  # deletes what nobody needs
+    assert [pin.stem for pin in pins.glob(f"topology-{chain.id}*")] == []

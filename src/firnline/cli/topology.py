@@ -510,7 +510,7 @@ def restore(
         without=without,
         command=shlex.join(["firnline", "topology", "restore", *words, "--yes"]),
     )
-    goes_on = restoring.find_unfinished(snapshots.home) is not None
+    goes_on = snapshots.home.find_unfinished() is not None
     facts: dict[str, object] = {"restore": order.restore, "target": order.target, "goes_on": goes_on}
     if goes_on:
         say(f"restore {order.restore} was begun, and goes on")
@@ -586,11 +586,11 @@ def _start(path: str, file: str | None, more: str | None, at: str | None, consen
 
 def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> tuple[str, Mapping[str, int]]:
     """Return what a restore goes to, and the epochs of the members there."""
-    from firnline.history.topology.restore import find_epochs_at, find_snapshot_epochs, find_unfinished
+    from firnline.history.topology.restore import find_epochs_at, find_snapshot_epochs
 
     if (snapshot is None) == (at is None):
         raise ConfigError("name a snapshot or a time", hint="firnline topology list; firnline topology restore ID")
-    begun = find_unfinished(snapshots.home)
+    begun = snapshots.home.find_unfinished()
     if begun is not None and begun.target == (at or snapshot):
         return begun.target, begun.epochs
     if snapshot is not None:

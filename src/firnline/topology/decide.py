@@ -149,6 +149,15 @@ def pin_from(newest: int, readers: Iterable[int]) -> int:
     return max(min([newest, *readers]), -1)
 
 
+def may_unpin(*, kept: bool, dropped: bool, restoring: bool) -> bool:
+    """Return whether the pins of a snapshot may go: nobody keeps it any more, and no restore to it is under way.
+
+    `kept`: it was ordered, and not aborted. `restoring` is asked after `dropped` was written. A restore is written down
+    before it looks at `dropped`, so one of the two sees the other.
+    """
+    return not kept or (dropped and not restoring)
+
+
 # -- completing a snapshot ----------------------------------------------------------------------------
 
 

@@ -343,6 +343,10 @@ class TopologyHome:
                     found.append(RestoreOrder.from_json(body, key))
         return sorted(found, key=lambda one: (one.created_at, one.restore))
 
+    def find_unfinished(self) -> RestoreOrder | None:
+        """Return the restore that was begun and has not ended."""
+        return next((order for order in self.load_restores() if not self.is_released(order.restore)), None)
+
     # -- looking --------------------------------------------------------------------------------------
 
     def load_orders(self) -> list[Order]:

@@ -27,7 +27,7 @@ from firnline.sinks.base import Sink
 from firnline.sinks.known import find_away
 from firnline.topology import decide
 from firnline.topology.decide import Decision, RestoreState, lower_cut, next_step
-from firnline.topology.records import Hold, RestoreOrder, TopologyHome, delete_hold, find_holds, put_hold
+from firnline.topology.records import Hold, RestoreOrder, delete_hold, find_holds, put_hold
 from firnline.types import Clock, Ids
 
 NAMED = 3  # examples in a message
@@ -197,11 +197,6 @@ def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollbac
     return Rollback(pipeline, order.epochs[name], accept=order.accept, leave=leave, restore=order.restore)
 
 
-def find_unfinished(home: TopologyHome) -> RestoreOrder | None:
-    """Return the restore that was begun and has not ended."""
-    return next((order for order in home.load_restores() if not home.is_released(order.restore)), None)
-
-
 def find_or_order(
     snapshots: Snapshots,
     target: str,
@@ -219,7 +214,7 @@ def find_or_order(
     Raises:
         ConfigError: a restore to another target has begun and not ended; or `without` names nobody.
     """
-    begun = find_unfinished(snapshots.home)
+    begun = snapshots.home.find_unfinished()
     if begun is None:
         unknown = sorted(set(without) - set(epochs))
         if unknown or set(without) == set(epochs):
@@ -311,6 +306,8 @@ class _Performing:
 
     def check(self) -> str:
         """Check every member under its claim. Returns what stands against the restore."""
+        if self._home.is_dropped(self._order.target):
+            return f"snapshot {self._order.target} was dropped"
         problems = []
         for name, pipeline in self._members.items():
             try:

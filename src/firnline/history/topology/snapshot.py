@@ -202,15 +202,18 @@ class Snapshots:
                     stop_asking(pipeline.storage, name, marker.snapshot)
             for sink in find_tables(pipeline):
                 for snapshot in self._find_pins(sink):
-                    if not self._is_kept(snapshot) and sink.storage is not None:
+                    if self._may_unpin(snapshot) and sink.storage is not None:
+                        self._delete_copy(snapshot)
                         delete_pin(sink.storage, snapshot)
 
-    def _is_kept(self, snapshot: str) -> bool:
-        """Return whether a snapshot was ordered, and neither aborted nor dropped."""
-        if self.home.find_order(snapshot) is None or self.home.is_dropped(snapshot):
-            return False
+    def _may_unpin(self, snapshot: str) -> bool:
+        """Return whether nobody needs the pins of a snapshot."""
         outcome = self.home.find_outcome(snapshot)
-        return outcome is None or outcome.status == "committed"
+        is_aborted = outcome is not None and outcome.status == "aborted"
+        kept = self.home.find_order(snapshot) is not None and not is_aborted
+        dropped = self.home.is_dropped(snapshot)
+        begun = self.home.find_unfinished() if dropped else None
+        return decide.may_unpin(kept=kept, dropped=dropped, restoring=begun is not None and begun.target == snapshot)
 
     def _find_pins(self, sink: Sink) -> Iterator[str]:
         if sink.storage is None:
@@ -401,6 +404,8 @@ class Snapshots:
     def drop(self, snapshot: str) -> None:
         """Keep a snapshot no longer: members let their floors rise, and the pins go.
 
+        While a restore to it is under way, the pins stay; the next order deletes them.
+
         Raises:
             ConfigError: there is no such snapshot, or it is still open.
         """
@@ -408,6 +413,8 @@ class Snapshots:
         if self.home.find_outcome(order.snapshot) is None:
             self.abort(order, "dropped before it was complete")
         self.home.put_dropped(order.snapshot, self._clock.now().isoformat())
+        if not self._may_unpin(order.snapshot):
+            return
         self._delete_copy(order.snapshot)
         for name in order.members:
             if name in self.opened:
