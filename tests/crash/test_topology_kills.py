@@ -5,6 +5,7 @@ These tests cover the fault points of `topology.`.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ import pytest
 
 from firnline.clock import SystemClock
 from firnline.faults import POINTS
+from firnline.history.savepoints.catalog import load_savepoint
 from firnline.history.topology.graph import Topology, make_topology
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.savepoint import create_topology_savepoint, start_from_savepoint
 from firnline.options import PipelineOptions
+from firnline.storage import open_storage
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
 from tests.support.kills import kill_at_every_point
@@ -150,8 +153,20 @@ def start(lake: Lake) -> None:
     start_from_savepoint(other_members(lake), str(lake.folder / "save"), RandomIds().new())
 
 
-def check_started(lake: Lake, where: str) -> None:
+def check_saved(lake: Lake, where: str) -> None:
     save(lake)
+    for one in lake.members:
+        saved = load_savepoint(open_storage(str(lake.folder / "save" / one.name)))
+        (table,) = saved.sinks.values()
+        files = [lake.folder / "save" / one.name / "data" / one.name / file.path for file in table.files]
+        assert [hashlib.sha256(file.read_bytes()).hexdigest() for file in files] == [f.sha256 for f in table.files], (
+            where
+        )
+    assert table_ids(lake.folder / "save/a/data/a") == lake.then, where
+    assert (lake.folder / "save/topology.json").exists(), where
+
+
+def check_started(lake: Lake, where: str) -> None:
     start(lake)
     new = other_members(lake).members
     assert [table_ids(one.sinks[0].location) for one in new.values()] == [lake.then] * 2, where
@@ -163,7 +178,7 @@ def check_started(lake: Lake, where: str) -> None:
 
 def test_a_savepoint_is_finished_by_the_same_command(lake: Lake) -> None:
     points = [point for point in POINTS if point.startswith(OF_SAVEPOINTS)]
-    reached = kill_at_every_point(lake.start_over, save, check_started, points=points)
+    reached = kill_at_every_point(lake.start_over, save, check_saved, points=points)
     assert reached.keys() >= set(points)
 
 

@@ -17,6 +17,7 @@ from firnline.history.topology.stopped import paused_run
 from firnline.options import PipelineOptions
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Outcome
+from tests.support.keyed import KeyedInput, answers, answers_without_trouble, keyed_options, run_epochs
 from tests.support.pipelines import checkpoint_of, run_to_end
 from tests.support.samples import SampleInput, table_ids
 from tests.support.topologies import TIMEOUT, member, open_snapshots, settle
@@ -116,3 +117,23 @@ def test_other_shapes_other_tables_and_other_folders_are_refused(tmp_path: Path)
         start_from_savepoint(make_topology(make_members(tmp_path / "new", lake.members[0])[:3]), place, RUN)
     with pytest.raises(RollbackRefusedError, match="there is a table at"):
         start_from_savepoint(make_topology(lake.members), place, RUN)
+
+
+def test_state_comes_along(tmp_path: Path) -> None:
+    keyed = KeyedInput(tmp_path / "old/in")
+    old = keyed_options(tmp_path / "old")
+    run_epochs(keyed, old, 3)
+    snapshots = open_snapshots(tmp_path / "old", [old])
+    order = snapshots.order(TIMEOUT)
+    run_to_end(old)
+    assert settle(snapshots, order) == (Outcome.COMMIT, "")
+    then = answers(old.sinks[0].location)
+    run_epochs(keyed, old, 2)
+    create_topology_savepoint(snapshots, order.snapshot, str(tmp_path / "save"))
+    expected = answers_without_trouble(tmp_path, old)
+    shutil.rmtree(old.sinks[0].location)
+    new = replace(keyed_options(tmp_path / "new"), sources=old.sources)
+    start_from_savepoint(make_topology([new]), str(tmp_path / "save"), RUN)
+    assert answers(new.sinks[0].location) == then
+    run_to_end(new)
+    assert answers(new.sinks[0].location) == expected
