@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -122,6 +123,7 @@ def serve(
     clock, registry = SystemClock(), Registry(places, os.environ)
     settings = Settings(str(folder), max_running, only_watch, start)
     with logging_dated(), locking(folder), address.listen() as listening:
+        shutil.rmtree(folder / "exports", ignore_errors=True)  # downloads that a kill cut off
         if ensure_tokens(folder / "tokens.json", folder / "admin.token"):
             say(f"made a token for an administrator in {folder / 'admin.token'}")
         tokens = Tokens(folder / "tokens.json", clock)

@@ -36,6 +36,7 @@ VALUE = "4111-1111-1111-1111"
         {"progress": [f"line {VALUE}"], "error": {"code": "command-failed", "detail": VALUE}},
         {"positions": {"db": {"snapshots": {"t": {"after": [VALUE], "order": [VALUE], "chunks": 1}}}}},
         {"raw": VALUE, "first_bad": [VALUE]},
+        {"result": {"warnings": [f"a: 1 of 51 sampled values would not fit int64; first: in/a line 5: {VALUE}"]}},
         {"code": "schema", "detail": f"column a: {VALUE}", "status": 500},
     ],
 )
@@ -56,6 +57,7 @@ def test_codes_counts_and_sentences_of_ours_stay() -> None:
         "rescued": [{"column": "a", "values": 3, "first": ""}],
         "reasons": {"not-json": 2, "too-long": 1},
         "files": [{"path": "a", "reason": None}],
+        "spec": {"valid": True, "warnings": ["firnline.yml:3: holds a secret in plain text"]},
     }
     assert without_values(body) == body
     assert reason_text("not-json: {1}") == "not-json"

@@ -59,7 +59,7 @@ _TEXTS = frozenset(("error", "set_aside", "unreadable"))  # texts; as a list or 
 _VALUES = frozenset(("values", "raw", "first", "first_bad"))  # counts of that name stay
 _KEYS = frozenset(("after", "order"))  # keys of rows, in the position of a table that is read in chunks
 _OF_TEXTS = frozenset(("sinks_failing",))  # name -> text
-_LINES = frozenset(("progress",))
+_LINES = frozenset(("progress", "warnings"))  # warnings of a dry-run quote what does not fit; those of a spec do not
 _MESSAGES = frozenset(("message", "detail", "reason"))
 _LEAST_REPEATED = 8  # characters of a text that is withheld wherever else it stands in the same answer
 
@@ -119,7 +119,7 @@ def _field(key: str, value: Any, around: Mapping[str, Any], withheld: set[str]) 
         return {name: _field("error", one, value, withheld) for name, one in value.items()}
     if key == "set_aside" and isinstance(value, Mapping):  # path -> reason
         return {name: _field("reason", one, {}, withheld) for name, one in value.items()}
-    if key in _LINES and isinstance(value, list):
+    if key in _LINES and isinstance(value, list) and "valid" not in around:
         return [f"{len(value)} lines, {WITHHELD}"] if value else value
     if key == "reasons" and isinstance(value, Mapping):
         counts: dict[str, Any] = {}

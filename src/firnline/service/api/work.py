@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,8 +20,9 @@ from firnline.history.savepoints.state import is_behind
 from firnline.history.store import export_checkpoints
 from firnline.run.control import ask
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
+from firnline.service.access.tokens import Identity
 from firnline.service.answers import kept
-from firnline.service.api.common import Admin, ApiRoute, Name, Operator, Reader, Service, TheService
+from firnline.service.api.common import ApiRoute, Name, Operator, Reader, Service, TheService, needs
 from firnline.service.jobs import Job, holding, run_command
 from firnline.service.plans import VIA
 from firnline.service.registry import escape
@@ -32,6 +33,7 @@ from firnline.types import Json
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["work"], route_class=ApiRoute)
 
+Keeper = Annotated[Identity, Depends(needs("admin", data=True))]
 JobId = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{16}$", description="The id of a job.")]
 CHECKPOINTS_ASKED = 3
 CHECKPOINT_SECONDS = 60.0
@@ -140,8 +142,11 @@ def cancel_job(service: TheService, name: Name, job: JobId, _: Operator) -> dict
 
 
 @router.get("/checkpoints/export")
-def export(service: TheService, name: Name, _: Admin) -> FileResponse:
-    """Download the checkpoints and the audit trail, as `firnline checkpoints export` writes them."""
+def export(service: TheService, name: Name, _: Keeper) -> FileResponse:
+    """Download the checkpoints and the audit trail, as `firnline checkpoints export` writes them.
+
+    It needs the right `data`, too: positions of captured tables are keys of rows, and reasons quote values.
+    """
     pipeline = service.open(name)
     folder = Path(service.supervisor.state) / "exports"
     folder.mkdir(mode=0o700, exist_ok=True)
