@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, DamagedError
 from firnline.history.edits.rollback import Rollback
 from firnline.history.topology.stopped import paused_run
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import Candidates, open_table, walk
+from firnline.names import PINS
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Outcome
-from firnline.topology.records import load_asked, stop_asking
+from firnline.topology.records import Order, TopologyHome, load_asked, stop_asking
 from tests.support.committers import make_service
 from tests.support.pipelines import checkpoint_of, delta_table, make_epochs, run_to_end
 from tests.support.processes import wait_until
@@ -261,3 +262,48 @@ def test_pins_keep_what_a_snapshot_needs_from_vacuum(tmp_path: Path) -> None:
 def pins_of(options: PipelineOptions) -> list[str]:
     folder = Path(options.sinks[0].location) / "_firnline/pins"
     return sorted(path.stem.removeprefix("topology-") for path in folder.glob("topology-*.json"))
+
+
+def test_an_order_whose_pins_another_command_deletes_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, a, b = make_chain(tmp_path)
+    snapshots = open_snapshots(tmp_path, [a, b])
+    put_order = TopologyHome.put_order
+    others: list[Order] = []
+
+    def put_behind_another(self: TopologyHome, order: Order) -> None:
+        if not others:  # between the pins and the order of the first command, a second one begins and ends
+            others.append(order)
+            others.append(open_snapshots(tmp_path, [a, b]).order(TIMEOUT))
+        put_order(self, order)
+
+    monkeypatch.setattr(TopologyHome, "put_order", put_behind_another)
+    first = snapshots.order(TIMEOUT)
+    outcome, reason = snapshots.settle(first)
+    assert (outcome, "order it again" in reason) == (Outcome.ABORT, True)
+    run_to_end(a)
+    run_to_end(b)
+    assert first.snapshot not in checkpoint_of(a).topology
+    assert settle(snapshots, others[1]) == (Outcome.COMMIT, "")
+
+
+@pytest.mark.parametrize("part", ["order", "outcome"])
+def test_a_snapshot_whose_record_is_damaged_is_given_up_by_its_folder(tmp_path: Path, part: str) -> None:
+    sample, a, b = make_chain(tmp_path)
+    snapshots = open_snapshots(tmp_path, [a, b])
+    first = snapshots.order(TIMEOUT)
+    run_to_end(a)
+    run_to_end(b)
+    assert settle(snapshots, first) == (Outcome.COMMIT, "")
+    [damaged] = (tmp_path / "home").rglob(f"{part}.json")
+    damaged.write_bytes(b"")
+    with pytest.raises(DamagedError) as failure:
+        snapshots.order(TIMEOUT)
+    assert failure.value.hint.endswith(f"move the folder {damaged.parent} away.")
+    damaged.parent.rename(tmp_path / "away")
+    second = snapshots.order(TIMEOUT)
+    assert not list(tmp_path.glob(f"*/{PINS}/*{first.snapshot}*"))
+    sample.add("f9.json", 1)
+    run_to_end(a)
+    run_to_end(b)
+    assert settle(snapshots, second) == (Outcome.COMMIT, "")
+    assert checkpoint_of(a).topology[first.snapshot]["released"]

@@ -278,13 +278,24 @@ class TopologyHome:
 
     def find_order(self, snapshot: str) -> Order | None:
         key = snapshot_order(self.name, snapshot)
-        body = _find(self.storage, key)
-        return Order.from_json(body, key) if body is not None else None
+        with self._naming_the_way_out(snapshot):
+            body = _find(self.storage, key)
+            return Order.from_json(body, key) if body is not None else None
 
     def find_outcome(self, snapshot: str) -> SnapshotOutcome | None:
         key = snapshot_outcome(self.name, snapshot)
-        body = _find(self.storage, key)
-        return SnapshotOutcome.from_json(body, key) if body is not None else None
+        with self._naming_the_way_out(snapshot):
+            body = _find(self.storage, key)
+            return SnapshotOutcome.from_json(body, key) if body is not None else None
+
+    @contextlib.contextmanager
+    def _naming_the_way_out(self, snapshot: str) -> Iterator[None]:
+        try:
+            yield
+        except DamagedError as error:
+            folder = f"{self.root}/{topology_snapshots(self.name)}/{snapshot}"
+            error.hint = f"Bring it back from a backup; or give this snapshot up: move the folder {folder} away."
+            raise
 
     def is_dropped(self, snapshot: str) -> bool:
         return _find(self.storage, snapshot_dropped(self.name, snapshot)) is not None
@@ -365,6 +376,9 @@ def _find(storage: Storage, key: str) -> dict[str, Json] | None:
         return unseal(parse(storage.get(key), key), key)
     except FileNotFoundError:
         return None
+    except DamagedError as error:
+        error.hint = f"There is no other copy: bring {storage.root}/{key} back from a backup."
+        raise
 
 
 # -- the request in a member's home ---------------------------------------------------------------------

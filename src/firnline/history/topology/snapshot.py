@@ -203,8 +203,16 @@ class Snapshots:
             for sink in find_tables(pipeline):
                 for snapshot in self._find_pins(sink):
                     if self._may_unpin(snapshot) and sink.storage is not None:
+                        self._void_order(snapshot)
                         self._delete_copy(snapshot)
                         delete_pin(sink.storage, snapshot)
+
+    def _void_order(self, snapshot: str) -> None:
+        """Abort a snapshot that has pins and no order: the command that pins for it may be alive, and about to write
+        one."""
+        if self.home.find_order(snapshot) is None and self.home.find_outcome(snapshot) is None:
+            reason = "another command took it for one that was killed; order it again"
+            self.home.put_outcome(snapshot, SnapshotOutcome("aborted", self._clock.now().isoformat(), reason))
 
     def _may_unpin(self, snapshot: str) -> bool:
         """Return whether nobody needs the pins of a snapshot."""
