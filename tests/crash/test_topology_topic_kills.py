@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from firnline.clock import SystemClock
-from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, find_unfinished, perform_restore
+from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.options import PipelineOptions
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
@@ -108,7 +108,7 @@ def restore(chain: Chain) -> None:
 
 
 def check_restored(chain: Chain, where: str) -> None:
-    begun = find_unfinished(open_snapshots(chain.folder, chain.members).home)
+    begun = open_snapshots(chain.folder, chain.members).home.find_unfinished()
     if begun is not None or chain.tables() != [chain.then] * 2:
         restore(chain)
     assert chain.tables() == [chain.then] * 2, where
