@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COLD_SECONDS = 3.0  # loading what is compiled takes less; compiling it takes much longer
-COLD_MESSAGE = "preparing the decoder, once per installation (up to a minute)"
+COLD_MESSAGE = "loading the decoder; the first time it is compiled, which takes up to a minute"
 COMPILING_MESSAGE = "compiling the decoder in the background, once per installation; reading more slowly meanwhile"
 
 # One rule for all commands: a command's own arguments come first, then the spec, which may also be an option. A

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from firnline.cli.dry_run_columns import (
     wanted_ports,
 )
 from firnline.cli.text import shorten
-from firnline.errors import ConfigError, LedgerHoleError, SinkError
+from firnline.errors import ConfigError, LedgerHoleError, SinkError, SourceError
 from firnline.graph import Graph, Node, find_source, graph_of, sink_input, stateful, topological
 from firnline.history.schemas import silent_facts
 from firnline.history.status import load_lease
@@ -45,8 +46,10 @@ from firnline.run.fill import check_new, describe_fill
 from firnline.run.new_tables import NewTable, find_new_tables
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import Head, Sink
-from firnline.sinks.known import find_new
-from firnline.sources.base import Limits, Source, SourcePlan, Split
+from firnline.sinks.delta.options import DeltaPartsOptions
+from firnline.sinks.known import check_known, find_new, known_sinks
+from firnline.sinks.table_rows import SourceTable
+from firnline.sources.base import CapturedTable, Limits, Source, SourcePlan, Split
 from firnline.sources.known import KnownFiles
 from firnline.storage import is_remote
 from firnline.types import Delivery, Json
@@ -67,6 +70,8 @@ class _Findings:
         default_factory=dict
     )  # files that the ledger knows; None if it has a hole
     joining: dict[str, NewTable] = field(default_factory=dict)  # tables that were added to a pipeline with history
+    # Where sinks with a template write captured tables, with the names of sink and table.
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
@@ -82,6 +87,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
     copies = _copies(findings)
     lease = _lease(findings)
     _resume(findings)
+    _check_gaps(findings, lease)
     parallelism = SparkEngine(pipeline.options.name, pipeline.options.spark).parallelism
     limits = replace(pipeline.limits(parallelism), any_age=True)
     plan = pipeline.sources.plan(findings.positions, limits)
@@ -166,6 +172,29 @@ def _resume(findings: _Findings) -> None:
     findings.known = {source.name: known}
 
 
+def _check_gaps(findings: _Findings, lease: Mapping[str, Json] | None) -> None:
+    """Refuse a log that does not continue behind the position, as a run does. The log of a run that is alive is read:
+    nobody else may open it.
+
+    Raises:
+        SourceGapError: it has the ways out.
+    """
+    checkpoint = findings.head.checkpoint
+    if checkpoint is None or (lease is not None and ("unreadable" in lease or _is_held(lease))):
+        return
+    for source in findings.pipeline.sources:
+        position = checkpoint.positions.get(source.name)
+        if not source.has_log or position is None:
+            continue
+        try:
+            gap = source.find_gap(position)
+        except SourceError as error:
+            findings.warnings.append(f"whether the log of source {source.name} continues is unknown: {error.message}")
+            continue
+        if gap is not None:
+            raise gap
+
+
 def _silent_changes(pipeline: OpenPipeline) -> list[str]:
     """Say which rows of captured tables may differ from the database, since the log does not have their change."""
     if not any(source.has_log for source in pipeline.sources):
@@ -180,6 +209,7 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
     position = findings.positions[source.name]
     backlog = source.backlog(position)
     tables = source.find_captured(position)
+    _check_parts(findings, source.name, tables or ())
     return {
         "name": source.name,
         "path": next(o.location for o in findings.pipeline.options.sources if o.name == source.name),
@@ -190,6 +220,42 @@ def _source(findings: _Findings, source: Source) -> dict[str, Any]:
         "last_committed_file": source.describe(position).last,
         "tables": [table.to_json() for table in tables] if tables is not None else None,
     }
+
+
+def _check_parts(findings: _Findings, source: str, tables: Sequence[CapturedTable]) -> None:
+    """Refuse sinks that would write two captured tables, or a table and another sink, to the same place.
+
+    Raises:
+        ConfigError: it names the table, and both sinks.
+    """
+    from firnline.sinks.delta.parts.captured import name_part
+
+    options = findings.pipeline.options
+    for sink in options.sinks:
+        if not isinstance(sink, DeltaPartsOptions) or not sink.takes_tables:
+            continue
+        found = find_source(options, sink_input(options, sink))
+        for table in tables if found is not None and found[0].name == source else ():
+            if found is None or not _is_at(found[1], table):
+                continue
+            schema, _, name = table.name.partition(".")
+            own = SourceTable(schema, name, table.port != table.name, table.key)
+            place = f"{sink.root}/{name_part(sink.template, own, sink.parts_allowed)}"
+            other = findings.places.setdefault(place, (sink.name, table.name))
+            if other != (sink.name, table.name):
+                raise ConfigError(
+                    f"sink {sink.name!r} would write table {table.name} to {place}, and so would sink {other[0]!r} "
+                    f"with table {other[1]}",
+                    hint="Give one of them another `table`, such as a folder of its own; or exclude the table in "
+                    "`tables` of the source.",
+                )
+
+
+def _is_at(port: str, table: CapturedTable) -> bool:
+    """Return whether a port with a pattern has the rows of a table."""
+    if "." in port or port == "*":
+        return fnmatch.fnmatchcase(table.name, port)
+    return "." not in table.port and fnmatch.fnmatchcase(table.port, port)
 
 
 def _first_epoch(plans: Mapping[str, SourcePlan], sample: SampleTotals) -> dict[str, int]:
@@ -329,7 +395,7 @@ def _lease(findings: _Findings) -> dict[str, Json] | None:
     lease = load_lease(findings.pipeline)
     if lease and "unreadable" in lease:
         findings.warnings.append(f"the lease cannot be read ({lease['unreadable']}); a run would continue without one")
-    elif lease and not lease["released"] and not has_exited(str(lease["host"]), int(lease["pid"]), str(lease["start"])):
+    elif lease and _is_held(lease):
         holder = f"run {lease['holder']} on {lease['host']}:{lease['pid']}"
         findings.warnings.append(
             f"{holder} holds the lease: while it is alive a run is refused (exit code 6); with --take-over the run "
@@ -338,12 +404,18 @@ def _lease(findings: _Findings) -> dict[str, Json] | None:
     return lease
 
 
+def _is_held(lease: Mapping[str, Json]) -> bool:
+    """Return whether the run that took the lease may be alive."""
+    return not lease["released"] and not has_exited(str(lease["host"]), int(lease["pid"]), str(lease["start"]))
+
+
 def _check_sinks(findings: _Findings) -> dict[str, Head]:
     """Refuse sinks that a run would refuse; returns the heads of the others.
 
     An optional sink that cannot be used now has none: its rows would wait.
     """
     pipeline, heads = findings.pipeline, dict[str, Head]()
+    check_known(known_sinks(findings.head.checkpoint), pipeline.options.followers)
     check_new(pipeline, findings.head)
     for sink in pipeline.sinks:
         try:

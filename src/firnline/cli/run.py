@@ -395,7 +395,8 @@ def _rescued_text(rescued: Sequence[Rescued]) -> str:
         return text
     shown = [f"{one.name} {one.values:,}" for one in tables[:NAMES_SHOWN]]
     more = len(tables) - len(shown)
-    return f"{text} ({', '.join([*shown, *([f'and {more} more columns'] if more else [])])})"
+    rest = [f"and {count_text(more, 'more column')}"] if more else []
+    return f"{text} ({', '.join([*shown, *rest])})"
 
 
 def _as_json(options: PipelineOptions, result: RunResult, totals: RunTotals, *, asked: bool) -> dict[str, Any]:

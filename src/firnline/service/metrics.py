@@ -378,7 +378,7 @@ class PipelineMetrics(Observer, Collector):
             ("lag_bytes", "Bytes of the server's log that are not read.", attrgetter("lag_bytes")),
             ("lag_seconds", "Time since the server wrote what is not read, at most.", attrgetter("lag_seconds")),
             ("retained_bytes", "Bytes of its log that the server keeps for the slot.", attrgetter("retained_bytes")),
-            ("alarm", "1 while the slot keeps more than max_slot_lag_bytes.", _alarm_of),
+            ("alarm", "1 while the slot keeps more than max_slot_lag_bytes, or is gone.", _alarm_of),
         ):
             family = GaugeMetricFamily(f"firnline_log_{name}", text, labels=["pipeline", "source"])
             for source, lag in self._log_lags.items():

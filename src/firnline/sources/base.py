@@ -242,6 +242,7 @@ class CapturedTable:
     key: tuple[str, ...]  # by which changes name a row; empty: they can only be appended
     would_read: bool  # whether a run reads the rows that are there, or the rest of them
     estimate: int  # of all rows, by the server; 0: it has none
+    port: str = ""  # by which inputs name it; without its schema if that is the default one
 
     def to_json(self) -> dict[str, Json]:
         return {"table": self.name, "key": list(self.key), "would_read": self.would_read, "estimate": self.estimate}

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
 from typing import Any, ClassVar, TypeVar
 
-from firnline.errors import ConfigError, DamagedError, MissingExtraError, NewerFormatError
+from firnline.errors import DamagedError, MissingExtraError, NewerFormatError
 from firnline.faults import fault_point
-from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
+from firnline.postgres_client import NETWORK_DEFAULTS, parse_dsn
 from firnline.stores.base import (
     COMPRESS_ABOVE_BYTES,
     PAGE,
@@ -69,14 +69,7 @@ class PostgresStore(CheckpointStore):
         except ImportError as error:
             raise MissingExtraError(extra="postgres") from error
         self._psycopg: Any = psycopg
-        try:
-            self._given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
-        except psycopg.Error:
-            # The library's message quotes the dsn.
-            raise ConfigError(
-                "the dsn of the checkpoint store cannot be read",
-                hint=DSN_HINT,
-            ) from None
+        self._given = parse_dsn(dsn, "checkpoint store")
         self._lock = threading.RLock()
         self._connection: Any = None
         self._read_only = read_only

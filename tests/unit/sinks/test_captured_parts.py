@@ -164,6 +164,19 @@ def test_a_column_gets_wider_or_a_new_name() -> None:
     assert [(row["n"], row["n_v2"]) for row in found] == [(None, 0.5)], "no float holds every int64"
 
 
+def test_a_name_that_changed_in_case_alone_keeps_its_column() -> None:
+    """No table of Delta has both names; before, such values were rescued."""
+    _, found = fit(KNOWN, rows(id=[1], N=int32(7), _missing=pa.array([["N"]])))
+    assert found == [{"id": 1, "n": 7, "_op": "insert", "_missing": ["n"]}]
+    _, found = fit(KNOWN, rows(id=[1], N=["x"]))
+    assert [(row["n"], row["N_v2"]) for row in found] == [(None, "x")]
+    both = pa.schema([*KNOWN, ("~4E", pa.int32())])  # a table that had n and N
+    _, found = fit(both, rows(id=[1], N=int32(7)))
+    assert [(row["n"], row["~4E"]) for row in found] == [(None, 7)]
+    _, found = fit(both, rows(id=[1], n=int32(7)))
+    assert [(row["n"], row["~4E"]) for row in found] == [(7, None)]
+
+
 def test_missing_columns_are_named_as_they_are_called_here() -> None:
     missing = pa.array([["n", "id"], None, ["n"]])
     _, found = fit(KNOWN, rows(id=[1, 2, 3], n=["x", "y", "z"], _missing=missing))

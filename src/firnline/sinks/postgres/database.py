@@ -16,8 +16,8 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from firnline.errors import CommitUnknownError, ConfigError, SinkError
-from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
+from firnline.errors import CommitUnknownError, SinkError
+from firnline.postgres_client import NETWORK_DEFAULTS, parse_dsn
 
 PATIENCE = "2s"  # for a lock at first: then `CheckpointRow.lock` ends a backend that keeps it
 GRACE_SECONDS = 15.0  # beyond the server's own timeout, before a silent server counts as lost
@@ -53,13 +53,7 @@ class Database:
     """
 
     def __init__(self, dsn: str, place: str, timeouts: Timeouts) -> None:
-        try:
-            self._given: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(dsn))
-        except psycopg.Error:  # its message quotes the dsn
-            raise ConfigError(
-                "the dsn of the sink cannot be read",
-                hint=DSN_HINT,
-            ) from None
+        self._given = parse_dsn(dsn, "sink")
         self.place = place
         self._timeouts = timeouts
         self._connection: _Session | None = None

@@ -25,19 +25,20 @@ def column_names(names: Sequence[str]) -> list[str]:
     for name in names:
         here = _fit(name)
         if here.lower() in taken:
-            here = _escape(name)
+            here = escape(name)
         taken.add(here.lower())
         found.append(here)
     return found
 
 
 def _fit(name: str) -> str:
-    here = _ESCAPED.sub(lambda found: _escape("~") + found[0][1:], name)
-    here = "".join(_escape(one) if one in BAD_NAME_CHARACTERS else one for one in here)
-    return here if is_column_name_ok(here) and here not in _ADDED else _escape(here[:1]) + here[1:]
+    here = _ESCAPED.sub(lambda found: escape("~") + found[0][1:], name)
+    here = "".join(escape(one) if one in BAD_NAME_CHARACTERS else one for one in here)
+    return here if is_column_name_ok(here) and here not in _ADDED else escape(here[:1]) + here[1:]
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Return a text with every byte as `~` and two hex digits."""
     return "".join(f"~{byte:02X}" for byte in text.encode()) or "~"
 
 

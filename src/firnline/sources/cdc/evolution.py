@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pyarrow as pa
 
 from firnline.errors import SchemaError
 from firnline.schema import is_json, is_wider, type_to_text
+from firnline.sources.cdc.column_names import escape
 from firnline.sources.cdc.log import TableSchema
 from firnline.sources.columns import Columns
 from firnline.sources.files.formats.arrow_fit import own_field
@@ -21,8 +22,11 @@ _FLOAT_DIGITS = {pa.float32(): 6, pa.float64(): 15}  # decimals with so many dig
 def new_names(
     schema: TableSchema, columns: Columns, holds: Callable[[pa.Field, pa.Field], bool] | None = None
 ) -> dict[str, str]:
-    """Return the columns of a table that get another name here, because the column of their name has a type that cannot
-    hold theirs: `<name>_v2`, or the first such name that can.
+    """Return the columns of a table that get another name here.
+
+    A column whose name differs in upper and lower case only from one that is here goes on in that one, since no table
+    of Delta can have both. If the database had both before, it keeps the name that it got then. A column whose type the
+    column here cannot hold goes on as `<name>_v2`, or the first such name that can.
 
     Only with `evolution: add`; otherwise the values are rescued, or stop the run. Decided by types alone, so that all
     rows of a schema have their values in the same column. `holds` says whether a column holds a type; `can_hold` if it
@@ -35,11 +39,14 @@ def new_names(
         return {}
     holds = holds or partial(can_hold, may_widen=columns.may_widen)
     known = {field.name: field for field in columns.decoded if field.name in columns.frozen}
-    taken = {column.name for column in schema.columns}
+    spelled = {name.lower(): name for name in known}
+    taken = {column.name.lower() for column in schema.columns}
     found: dict[str, str] = {}
     for column in schema.columns:
-        own, held = own_field(column.name, column.type), known.get(column.name)
+        here = column.name if column.name in known else _spelled_here(column.name, spelled)
+        own, held = own_field(column.name, column.type), known.get(here)
         if own is None or held is None or holds(held, own):
+            found |= {column.name: here} if here != column.name else {}
             continue
         if column.is_key:
             raise SchemaError(
@@ -47,11 +54,17 @@ def new_names(
                 f"column of the type {type_to_text(held)} cannot hold",
                 hint="Change the type back, or capture the table anew into a table of another name.",
             )
-        names = (f"{column.name}_v{number}" for number in itertools.count(2))
+        names = (_spelled_here(f"{column.name}_v{number}", spelled) for number in itertools.count(2))
         found[column.name] = next(
-            name for name in names if name not in taken and (name not in known or holds(known[name], own))
+            name for name in names if name.lower() not in taken and (name not in known or holds(known[name], own))
         )
     return found
+
+
+def _spelled_here(name: str, spelled: Mapping[str, str]) -> str:
+    """Return the name of a column as it is written here; `spelled` has the columns that are here, by lower case."""
+    escaped = escape(name)
+    return escaped if escaped.lower() in spelled else spelled.get(name.lower(), name)
 
 
 def can_hold(held: pa.Field, new: pa.Field, *, may_widen: bool = True) -> bool:

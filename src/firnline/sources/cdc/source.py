@@ -65,7 +65,7 @@ from firnline.sources.cdc.schemas import (
 from firnline.sources.cdc.snapshots import Asked, SnapshotTaker, is_to_be_read
 from firnline.sources.cdc.spool import SpoolFile, delete_files, follow, list_all, list_names, read_facts
 from firnline.sources.cdc.spooling import Awaited, GapConsent, Spooler, SpoolSettings
-from firnline.sources.cdc.tables import TablePatterns, port_of, snapshot_command, tables_of_port
+from firnline.sources.cdc.tables import TablePatterns, name_like, port_of, snapshot_command, tables_of_port
 from firnline.storage import Storage, open_storage
 from firnline.types import Json
 
@@ -189,6 +189,14 @@ class LogSource(Source):
             SourceError: the server does not answer.
         """
 
+    @abstractmethod
+    def find_names(self) -> Collection[str]:
+        """Return the full names of all tables that the server shows, captured or not.
+
+        Raises:
+            SourceError: the server does not answer.
+        """
+
     # -- positions ------------------------------------------------------------------------------------
 
     @property
@@ -216,7 +224,7 @@ class LogSource(Source):
         if found is None:
             raise ConfigError(
                 f"table {table} does not exist yet, so nobody knows what identifies its rows",
-                hint="Create it first, or set `key` of the sinks that upsert it.",
+                hint=f"{name_like(table, self.find_names())}Create it first, or set `key` of the sinks that upsert it.",
             )
         if not found:
             raise ConfigError(
@@ -762,7 +770,8 @@ class LogSource(Source):
                 is_new = is_new and (bool(table.key) or table.name not in given_on)
                 again = bool(table.key) and (mode == "always" or table.name in known.due)
                 would_read = is_new or again or table.name in known.running
-                found.append(CapturedTable(table.name, table.key, would_read, table.rows))
+                port = port_of(table.name, self._default_schema)
+                found.append(CapturedTable(table.name, table.key, would_read, table.rows, port))
             reader.check_may_read([one.name for one in found if one.would_read])
         return found
 

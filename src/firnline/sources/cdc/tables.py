@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 class TablePatterns:
@@ -58,6 +59,13 @@ def port_of(table: str, default_schema: str) -> str:
     """Return the port of a table (`schema.table`): its name, with its schema if that is not the default one."""
     schema, _, name = table.partition(".")
     return name if schema == default_schema else table
+
+
+def name_like(table: str, names: Iterable[str]) -> str:
+    """Return a question for the table of nearly this name, with a blank behind it; empty if there is none."""
+    lower = {name.lower(): name for name in sorted(names)}
+    close = difflib.get_close_matches(table.lower(), list(lower), n=1, cutoff=0.8)
+    return f"Did you mean {lower[close[0]]}? " if close else ""
 
 
 def tables_of_port(port: str, default_schema: str) -> TablePatterns:

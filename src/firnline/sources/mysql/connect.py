@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ def errors_in_words(what: str, host: tuple[str, int]) -> Iterator[None]:
         words = error.args[1] if len(error.args) > 1 else str(error)
         message = f"{what}: {words} ({code}; server {host[0]}:{host[1]})"
         if code in _DENIED:
-            raise ConfigError(message, hint=grant_hint("USER")) from error
+            named = re.search("for user '([^']+)'@", str(words))
+            raise ConfigError(message, hint=grant_hint(named[1] if named else "USER")) from error
         is_away = code in _OF_CLIENT
         raise SourceError(message, hint=RETRY_HINT, **_facts(message) if is_away else {}) from error
     except (OSError, RuntimeError) as error:

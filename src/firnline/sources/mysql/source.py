@@ -11,6 +11,7 @@ from firnline.sources.base import LogLag
 from firnline.sources.cdc.column_names import names_here, renamings
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
+from firnline.sources.cdc.tables import name_like
 from firnline.sources.mysql.connect import Dsn, connect_any
 from firnline.sources.mysql.events import place_order
 from firnline.sources.mysql.gtid import GtidSet
@@ -105,6 +106,10 @@ class MySqlSource(LogSource):
                 return ()
             return names_here(find_key(db, server, table), find_columns(db, server, table))
 
+    def find_names(self) -> set[str]:
+        with self._connected() as (db, server):
+            return find_tables(db, server)
+
     def check(self) -> None:
         self._stream().check()
         if self._mysql.snapshot_dsn:
@@ -133,7 +138,7 @@ class MySqlSource(LogSource):
             unreadable = reader.find_unreadable(missing)
         for name in missing:
             known = f", or user {user} may not read it. {unreadable[name].hint}" if name in unreadable else ""
-            told.append(f"table {name} does not exist yet{known}")
+            told.append(f"table {name} does not exist yet{known or '. ' + name_like(name, tables)}".rstrip(". "))
         if not told and not any(self._tables.covers(table) for table in tables):
             told.append(f"no table that user {user} may read matches `tables`")
         if filters:

@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from firnline.errors import ConfigError, FirnlineError, SourceError, SourceGapError
 from firnline.faults import fault_point
-from firnline.postgres_client import DSN_HINT, NETWORK_DEFAULTS
+from firnline.postgres_client import NETWORK_DEFAULTS, parse_dsn
 from firnline.sources.cdc.log import AWAY, GAP_HINT, UNKNOWN_HOST, UNREADABLE, names_no_host
 from firnline.sources.cdc.tables import TablePatterns
 from firnline.sources.postgres.messages import Description, parse_lsn
@@ -69,6 +69,7 @@ class LogState:
     end: int
     now: int  # by the server's clock, microseconds since 1970
     retained_bytes: int | None  # that the slot keeps; None: there is no such slot, or it keeps nothing
+    has_slot: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Identity:
     kind: str  # d, n, f, i: relreplident
     key: tuple[str, ...]  # columns of the index of an identity i, else of the primary key
     unlogged: tuple[str, ...] = ()  # those of them that the log does not have: they are generated
+    generated: tuple[str, ...] = ()  # all columns that the log does not have
 
     @property
     def is_given(self) -> bool:
@@ -105,6 +107,11 @@ class CapturedTable:
     def key(self) -> tuple[str, ...]:
         """The columns by which changes name a row; empty if there are none."""
         return () if self.own.unlogged else self.own.key
+
+    @property
+    def generated(self) -> tuple[str, ...]:
+        """The columns that the log does not have."""
+        return self.own.generated
 
     @property
     def unnamed(self) -> list[str]:
@@ -156,21 +163,15 @@ _IDENTITY = """
 
 def _identity(facts: Sequence[Any], published: Collection[str]) -> Identity:
     name, kind, key, generated = facts
-    lacks = {column for column in generated if f"{name}.{column}" not in published}
-    return Identity(name, kind, tuple(key), tuple(column for column in key if column in lacks))
+    lacks = tuple(column for column in generated if f"{name}.{column}" not in published)
+    return Identity(name, kind, tuple(key), tuple(column for column in key if column in lacks), lacks)
 
 
 class PostgresServer:
     """One captured database. Each call uses a connection of its own; the password is never shown."""
 
     def __init__(self, dsn: str, place: str, publication: str = "") -> None:
-        try:
-            self._given: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(dsn))
-        except psycopg.Error:  # its message quotes the dsn
-            raise ConfigError(
-                "the dsn of the source cannot be read",
-                hint=DSN_HINT,
-            ) from None
+        self._given = parse_dsn(dsn, "source")
         self.place = place
         self._publication = publication  # of somebody else; it may have generated columns
 
@@ -204,6 +205,8 @@ class PostgresServer:
         if refusal and not re.search(_MAY_ANSWER, whole):
             return ConfigError(f"{self.place}: {words}", hint=refusal)
         hint = "Check the server, and user, password and database of `dsn`; then run again, nothing was lost."
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            hint = "Give the role of `dsn` the right (GRANT), then run again; nothing was lost."
         return SourceError(
             f"{self.place}: {words}",
             hint=self._grant(text) or hint,
@@ -338,12 +341,14 @@ class PostgresServer:
         """Return where the log ends now, and how much of it a slot keeps."""
         query = """
             SELECT end_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-                   (SELECT pg_wal_lsn_diff(end_lsn, restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s)
+                   pg_wal_lsn_diff(end_lsn, restart_lsn)::bigint, slot_name IS NOT NULL
             FROM (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-                         ELSE pg_current_wal_flush_lsn() END AS end_lsn) log"""
+                         ELSE pg_current_wal_flush_lsn() END AS end_lsn) log
+                 LEFT JOIN pg_replication_slots ON slot_name = %s"""
         with self.session() as db:
-            end, now, retained = _one(db, query, slot)
-        return LogState(parse_lsn(str(end)), int(now), max(0, int(retained)) if retained is not None else None)
+            end, now, retained, has_slot = _one(db, query, slot)
+        kept = max(0, int(retained)) if retained is not None else None
+        return LogState(parse_lsn(str(end)), int(now), kept, has_slot)
 
     # -- publication ----------------------------------------------------------------------------------
 
@@ -572,8 +577,9 @@ class PostgresServer:
         if others:
             raise ConfigError(
                 f"{self.place}: the role {role} does not own {', '.join(others)}, so that it cannot publish the table",
-                hint=f"As the owner: CREATE PUBLICATION firnline FOR TABLE {', '.join(map(sql_name, others))} WITH "
-                "(publish_via_partition_root = true); then write `publication: firnline` into the source.",
+                hint="As the owner: CREATE PUBLICATION firnline FOR TABLE "
+                f"{', '.join(sql_name(table.name) for table in tables)} WITH (publish_via_partition_root = true); "
+                "then write `publication: firnline` into the source.",
             )
 
     def _check_may_use(self, tables: Sequence[CapturedTable]) -> None:

@@ -9,7 +9,7 @@ from firnline.sources.base import Limits, LogLag, SourcePlan
 from firnline.sources.cdc.column_names import names_here, renamings
 from firnline.sources.cdc.log import LogStream, TableReader
 from firnline.sources.cdc.source import LogSource
-from firnline.sources.cdc.tables import snapshot_command
+from firnline.sources.cdc.tables import TablePatterns, name_like, snapshot_command
 from firnline.sources.postgres.messages import format_lsn, parse_lsn
 from firnline.sources.postgres.options import DEFAULT_SCHEMA, PostgresSourceOptions
 from firnline.sources.postgres.position import LogPlace, describe_place
@@ -65,6 +65,9 @@ class PostgresSource(LogSource):
         key = self._server.find_key(table)
         return key and names_here(key, self._server.find_columns(table))
 
+    def find_names(self) -> list[str]:
+        return [table.name for table in self._server.find_tables(TablePatterns(("*.*",), DEFAULT_SCHEMA))]
+
     def check(self) -> None:
         assert self._postgres.slot is not None
         self._server.check_settings()
@@ -87,6 +90,8 @@ class PostgresSource(LogSource):
         self._too_much = alarm = self._alarm(log.retained_bytes)
         if known is None:
             return LogLag(format_lsn(log.end), "", retained_bytes=log.retained_bytes, alarm=alarm)
+        if not log.has_slot:
+            alarm = f"the slot {self._postgres.slot} does not exist any more: the next run stops, and says how to go on"
         behind = max(0, log.end - known.lsn)
         seconds = max(0.0, (log.now - known.reached_at) / 1e6) if known.reached_at else None
         return LogLag(
@@ -142,7 +147,9 @@ class PostgresSource(LogSource):
     def remarks(self) -> list[str]:
         found = self._server.find_tables(self._tables)
         names = {table.name for table in found}
-        told = [f"table {name} does not exist yet" for name in self._tables.names if name not in names]
+        missing = [name for name in self._tables.names if name not in names]
+        others = self.find_names() if missing else ()
+        told = [f"table {name} does not exist yet. {name_like(name, others)}".rstrip(". ") for name in missing]
         if not found and not told:
             told.append("no table of the database matches `tables`")
         publication = self._postgres.publication
@@ -154,6 +161,9 @@ class PostgresSource(LogSource):
             )
         for table in found:
             told += renamings(table.name, self._server.find_columns(table.name))
+            if table.generated:
+                names_of = ", ".join(table.generated)
+                told.append(f"{table.name}: the log does not have generated columns, so that no sink gets {names_of}")
             if table.is_partitioned:
                 told.append(
                     f"table {table.name} is partitioned: the log has not that rows go when a partition alone is "

@@ -111,6 +111,7 @@ class PostgresStream(LogStream):
     def _ensure_publication(self) -> None:
         tables = self._server.find_tables(self._tables)
         if self._creates:
+            self._server.check_may_publish(self._publication, tables)
             self._server.ensure_publication(self._publication, tables)
         else:
             self._server.require_publication(self._publication, tables)

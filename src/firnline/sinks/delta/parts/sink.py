@@ -652,7 +652,8 @@ class _TableStaging(_Staging):
             if reason:
                 raise BadRowError(
                     f"sink {self._sink.name!r} cannot have a table for {table.full_name}: {reason}",
-                    hint="Exclude the table in `tables` of the source, or choose another `table` for the sink.",
+                    hint="Exclude the table in `tables` of the source, and take back the epoch that has its rows: "
+                    f"firnline rollback --to {self._delivery.commit.checkpoint.epoch - 1}",
                     sink=self._sink.name,
                 )
             self._names[table] = name
