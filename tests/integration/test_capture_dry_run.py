@@ -11,7 +11,7 @@ from firnline.cli.common import load_options
 from firnline.cli.main import run_command
 from tests.integration.test_mysql_source import DATABASE
 from tests.integration.test_mysql_source import ORDERS as BINLOG_ORDERS
-from tests.support.captured import ORDERS, execute
+from tests.support.captured import ORDERS, execute, wait_until
 from tests.support.mysql import BinlogServer
 from tests.support.pipelines import run_to_end
 
@@ -112,7 +112,14 @@ def test_purged_logs_are_refused_as_a_run_does(
     run_to_end(load_options(None))
     binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (2, 2, 'y')", "FLUSH BINARY LOGS")
     newest = binlog_server.run("SHOW BINARY LOGS")[-1][0]
-    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (3, 3, 'z')", f"PURGE BINARY LOGS TO '{newest}'")
+    binlog_server.run(f"INSERT INTO {DATABASE}.orders VALUES (3, 3, 'z')")
+
+    def is_purged() -> bool:
+        """The server keeps a file as long as it sends it: it may not know yet that the run has ended."""
+        binlog_server.run(f"PURGE BINARY LOGS TO '{newest}'")
+        return bool(binlog_server.run("SHOW BINARY LOGS")[0][0] == newest)
+
+    wait_until(is_purged)
     assert "`firnline run --resnapshot-all`" in refuse(capsys, 1)
 
 
