@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import itertools
 import json
+import os
 import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from firnline.errors import ConfigError, DamagedError, SourceError
 from firnline.sources.cdc.log import Changes, Chunk, ChunkRows, TableFacts, TableGoneError
@@ -22,8 +28,10 @@ from firnline.sources.mysql.table_reader import MySqlTableReader
 from tests.integration.test_mysql_damage import FLIPS, ROW
 from tests.integration.test_mysql_damage import TABLE as DAMAGED_TABLE
 from tests.integration.test_mysql_types import kinds_of
-from tests.support.binlog import end_of, reading
+from tests.support.binlog import end_of, only, reading
 from tests.support.mysql import BinlogServer, MySqlServer, running_mysql
+
+LONG = bool(os.environ.get("FIRNLINE_PROOF"))
 
 pytestmark = [pytest.mark.mysql, pytest.mark.mariadb]
 
@@ -80,6 +88,74 @@ def test_every_type_has_the_value_of_the_log(binlog_server: BinlogServer) -> Non
             assert chunk.is_last
             assert chunk.key == ("id",)
             check_same(decoded(chunk), expected)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+RANDOM = {
+    "tinyint": st.integers(-128, 127),
+    "int unsigned": st.integers(0, 2**32 - 1),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "bigint unsigned": st.integers(0, 2**64 - 1).map(Decimal),
+    "bit(20)": st.integers(0, 2**20 - 1),
+    "double": st.floats(allow_nan=False, allow_infinity=False).map(lambda one: one + 0.0),  # the server has no -0
+    "decimal(30,10)": st.integers(-(10**30) + 1, 10**30 - 1).map(lambda one: Decimal(one).scaleb(-10)),
+    "varchar(20)": TEXT,
+    "longtext": TEXT,
+    "varbinary(40)": st.binary(max_size=40),
+    "blob": st.binary(max_size=40),
+    "date": st.dates(datetime.date(1000, 1, 1)),
+    "datetime(6)": st.datetimes(datetime.datetime(1000, 1, 1)),
+    "time(6)": st.timedeltas(-datetime.timedelta(hours=838), datetime.timedelta(hours=838)),
+    "json": st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+        max_leaves=8,
+    ).map(lambda one: json.dumps(one, ensure_ascii=False)),
+}
+ROWS = st.lists(st.fixed_dictionaries({kind: st.none() | of for kind, of in RANDOM.items()}), min_size=1, max_size=12)
+WRITTEN_BY_THE_SERVER = ("time(6)", "json")  # SELECT or the server gives another form of the same value
+
+
+def test_random_values_of_every_type(binlog_server: BinlogServer) -> None:
+    """The log has the values that were written, and the chunk has those of the log."""
+    columns = {kind: f"c{number}" for number, kind in enumerate(RANDOM)}
+    shape = ", ".join(f"{name} {kind}" for kind, name in columns.items())
+    binlog_server.run("CREATE DATABASE shop")
+    seen: set[str] = set()
+    tables = itertools.count()
+
+    @settings(max_examples=100 if LONG else 6, suppress_health_check=list(HealthCheck), database=None,
+              derandomize=True, deadline=None, phases=[Phase.generate])  # fmt: skip
+    @given(
+        st.lists(st.fixed_dictionaries({kind: st.none() | of for kind, of in RANDOM.items()}), min_size=1, max_size=12)
+    )
+    def check(rows: list[dict[str, Any]]) -> None:
+        table, start = f"shop.t{next(tables)}", end_of(binlog_server)
+        with contextlib.closing(binlog_server.connect()) as db, db.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE {table} (id int primary key, {shape}) CHARACTER SET utf8mb4")
+            places = ", ".join(["%s"] * (len(columns) + 1))
+            values = [(number, *(row[kind] for kind in columns)) for number, row in enumerate(rows)]
+            cursor.executemany(f"INSERT INTO {table} VALUES ({places})", values)
+            db.commit()
+        with reading(binlog_server, start) as log:
+            changes = only(log.read(2).decode())
+        for kind, name in columns.items():
+            found = changes.rows.column(name).to_pylist()
+            written = [row[kind] for row in rows]
+            if kind == "datetime(6)":
+                found = [one.replace(tzinfo=None) if one is not None else None for one in found]
+            if kind not in WRITTEN_BY_THE_SERVER:
+                assert found == written, kind
+            elif kind == "json":
+                assert [one and json.loads(one) for one in found] == [one and json.loads(one) for one in written]
+            seen.update(kind for one in found if one is not None)
+        with reader_of(binlog_server) as reader:
+            chunk = reader.read_chunk(table, None, 1000)
+            assert chunk is not None
+            check_same(decoded(chunk), changes)
+
+    check()
+    assert seen == set(RANDOM)
 
 
 # -- schemas: name, columns, rows; on one server only --
