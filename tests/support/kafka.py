@@ -230,9 +230,19 @@ class KafkaServer:
             future.result(CALL_SECONDS)
 
     def _leaders(self, name: str) -> int:
-        """Return how many partitions of a topic have a leader."""
-        found = self.admin.list_topics(name, timeout=CALL_SECONDS).topics[name]
-        return sum(partition.leader >= 0 for partition in found.partitions.values())
+        """Return how many partitions of a topic have a leader that answers: it may learn that it is one later."""
+        import confluent_kafka.admin
+        from confluent_kafka import KafkaException, TopicPartition
+
+        library: Any = confluent_kafka.admin
+        found = self.admin.list_topics(name, timeout=CALL_SECONDS).topics[name].partitions
+        asked = {TopicPartition(name, n): library.OffsetSpec.latest() for n, one in found.items() if one.leader >= 0}
+        answers = self.admin.list_offsets(asked, request_timeout=CALL_SECONDS).values() if asked else []
+        count = 0
+        for answer in answers:
+            with contextlib.suppress(KafkaException):
+                count += answer.result(CALL_SECONDS).offset >= 0
+        return count
 
     # -- records --
 
