@@ -135,7 +135,7 @@ def _measure(work: Path, files: int, every: float | None) -> _Measured:
         loads[-1].done.wait()
         seconds = monotonic() - began
         used = time.process_time() - cpu
-    views = [view for view in snapshots.list() if view.status == "completed"]
+    views = [view for view in snapshots.list() if view.status == "COMPLETED"]
     if every is not None and not views:
         _take_stopped(snapshots, members)
         views = snapshots.list()

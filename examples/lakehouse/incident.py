@@ -147,7 +147,7 @@ def main(lake: Lakehouse) -> None:
 
         snapshot = json.loads(lake.firnline("topology", "snapshot", lake.topology, "--json"))
         then = {table: lake.read(table) for table in HELD}
-        print(f"2. snapshot {snapshot['id']}: {snapshot['num_members']} members, none of them stopped", flush=True)
+        print(f"2. snapshot {snapshot['id']}: {len(snapshot['members'])} members, none of them stopped", flush=True)
 
         runs.pop(lake.gold).stop()
         lake.deploy(GOOD, BAD)

@@ -97,7 +97,7 @@ def check_taken(lake: Lake, where: str) -> None:
     take(lake)
     snapshots = open_snapshots(lake.folder, lake.members)
     assert snapshots.find_open() == [], where
-    kept = [view.id for view in snapshots.list() if view.status == "completed"]
+    kept = [view.id for view in snapshots.list() if view.status == "COMPLETED"]
     assert len(kept) == 1, where
     for one in lake.members:
         pins = sorted((Path(one.sinks[0].location) / "_firnline/pins").glob("topology-*"))

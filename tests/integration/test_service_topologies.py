@@ -98,8 +98,8 @@ def test_a_snapshot_over_rest_and_its_pages(served: Served, folder: Path, browse
         _, job = ask(served, f"/topologies/lake/jobs/{job['job']}")
     assert job["status"] == "done", job
     _, found = ask(served, "/topologies/lake/snapshots")
-    assert [(one["id"], one["status"], one["num_acknowledged"]) for one in found["snapshots"]] == [
-        (job["result"]["id"], "completed", 2)
+    assert [(one["id"], one["status"], one["acknowledged"]) for one in found["snapshots"]] == [
+        (job["result"]["id"], "COMPLETED", "2/2")
     ]
     page = browser.open()
     page.goto(f"{served.url}/login?next=/t")
@@ -114,7 +114,7 @@ def test_a_snapshot_over_rest_and_its_pages(served: Served, folder: Path, browse
     page.wait_for("location.pathname === '/t/lake' && document.readyState === 'complete'")
     text = page.text()
     assert job["result"]["id"] in text
-    assert "2 of 2" in text
+    assert "2/2" in text
     assert page.evaluate("document.querySelectorAll('svg.graph .box').length") == 2
     assert str(folder) not in text, "the folders of the machine are not for readers"
     assert not page.logged

@@ -74,7 +74,7 @@ def test_idle_paused_and_stopped_members_take_part(tmp_path: Path) -> None:
     assert [checkpoint_of(one).topology[order.snapshot]["epoch"] for one in (a, b, c)] == [2, 2, 2]
     assert load_asked(open_pipeline(a).storage, "a") == []
     (view,) = snapshots.list()
-    assert (view.status, view.num_acknowledged, view.num_members) == ("completed", 3, 3)
+    assert (view.status, view.acknowledged) == ("COMPLETED", "3/3")
 
 
 def test_a_run_that_is_alive_is_not_taken_for_stopped(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_closed_snapshot_is_passed_over(tmp_path: Path) -> None:
     run_to_end(b)
     assert checkpoint_of(b).epoch == 1
     (view,) = snapshots.list()
-    assert (view.status, view.reason) == ("failed", "test")
+    assert (view.status, view.reason) == ("FAILED", "test")
 
 
 def test_a_rollback_of_a_member_aborts(tmp_path: Path) -> None:

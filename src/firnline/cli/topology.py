@@ -88,9 +88,11 @@ do not know it: restorable_until is when the shortest retention of the tables
 has passed.
 
 Output (JSON fields; the names are those of Flink):
-  id, status (in_progress, completed, failed, dropped), trigger_timestamp,
-  latest_ack_timestamp, end_to_end_duration_ms, num_members, num_acknowledged,
-  state_size_bytes, restorable_until, reason
+  id, status (IN_PROGRESS, COMPLETED, FAILED, DROPPED), trigger_timestamp,
+  latest_ack_timestamp, end_to_end_duration_ms, checkpointed_size_bytes (of the
+  checkpoints of its members), state_size_bytes (of the operators' state that
+  they name), acknowledged (members that have recorded it / members),
+  restorable_until, reason
   members [{name, epoch, recorded_at, duration_ms (since the order), in_channels
           (its tables hold the epoch), trouble}]
 
@@ -190,7 +192,9 @@ SNAPSHOT_COLUMNS = (
     Column("status"),
     Column("trigger_timestamp", "ordered", time=True),
     Column("took", right=True, drop=2),
-    Column("recorded", right=True),
+    Column("checkpointed_size_bytes", "checkpoints", right=True, drop=4),
+    Column("state_size_bytes", "state", right=True, drop=5),
+    Column("acknowledged", right=True),
     Column("restorable_until", "restorable until", time=True, drop=1),
     Column("reason", cut="right", drop=3),
 )
@@ -366,6 +370,10 @@ def _took(duration_ms: int | None) -> str:
     return "" if duration_ms is None else time_text(duration_ms / 1000)
 
 
+def _size(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else size_text(size_bytes)
+
+
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)
 def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> int:
     """List the snapshots, newest first, with what each member has recorded."""
@@ -380,18 +388,19 @@ def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> i
         {
             **one.to_json(),
             "took": _took(one.end_to_end_duration_ms),
-            "recorded": f"{one.num_acknowledged} of {one.num_members}",
+            "checkpointed_size_bytes": _size(one.checkpointed_size_bytes),
+            "state_size_bytes": _size(one.state_size_bytes),
         }
         for one in found
     ]
     common.out.table(SNAPSHOT_COLUMNS, rows)
     now = datetime.now(UTC)
     for one in found:
-        if one.status == "completed" and one.restorable_until and _is_half_over(one, now):
+        if one.status == "COMPLETED" and one.restorable_until and _is_half_over(one, now):
             common.out.sentence(
                 f"{one.id}: half of the time is over until other tools may delete what it needs. Take another one."
             )
-        if one.status == "in_progress":
+        if one.status == "IN_PROGRESS":
             common.out.table(RECORD_COLUMNS, [{**m, "took": _took(m["duration_ms"])} for m in one.members])
     return 0
 

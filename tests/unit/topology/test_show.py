@@ -97,7 +97,18 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     taken = json.loads(capsys.readouterr().out)
     copy = lake / f"data/lake/_topology/lake/copies/{taken['id']}"
     assert (copy / "topology.json").exists()
-    assert (taken["status"], taken["num_acknowledged"], taken["num_members"]) == ("completed", 2, 2)
+    assert (taken["status"], taken["acknowledged"]) == ("COMPLETED", "2/2")
+    assert list(taken)[:8] == [
+        "id",
+        "status",
+        "trigger_timestamp",
+        "latest_ack_timestamp",
+        "end_to_end_duration_ms",
+        "checkpointed_size_bytes",
+        "state_size_bytes",
+        "acknowledged",
+    ]
+    assert taken["checkpointed_size_bytes"] > 0
     assert {member["name"]: member["epoch"] for member in taken["members"]} == {"bronze": 2, "silver": 2}
     assert taken["restorable_until"] > taken["trigger_timestamp"]
     SampleInput(lake / "in").add("b.json", 3)
@@ -109,7 +120,7 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     done = json.loads(capsys.readouterr().out)
     assert (done["done"], done["epochs"]) == (True, {"bronze": 4, "silver": 4})
     assert run_command(["topology", "list"]) == 0
-    assert "2 of 2" in capsys.readouterr().out
+    assert "2/2" in capsys.readouterr().out
     check_savepoint(lake, taken["id"], capsys)
     assert run_command(["topology", "restore", taken["id"], "--without", "silver", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -120,7 +131,7 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     assert not [path for path in copy.rglob("*") if path.is_file()]
     capsys.readouterr()
     assert run_command(["topology", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "dropped"
+    assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "DROPPED"
     assert run_command(["topology", "restore", taken["id"], "--yes"]) == 2
 
 

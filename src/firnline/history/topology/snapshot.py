@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from firnline.checkpoint.codec import canonical, checksum, parse, unseal
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
 from firnline.errors import ConfigError, DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
-from firnline.history.state import snapshots_of
+from firnline.history.state import state_bytes
 from firnline.history.topology.channels import (
     Comparison,
     TableChain,
@@ -77,19 +77,27 @@ class MemberRecord:
     entry: LedgerEntry | None = None  # of its record
     recorded_at: str | None = None
 
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the checkpoint and of the state that it names; zeros without a record."""
+        checkpoint = self.entry.checkpoint if self.entry is not None else None
+        return {
+            "checkpointed_size_bytes": len(canonical(checkpoint.to_json())) if checkpoint is not None else 0,
+            "state_size_bytes": state_bytes(checkpoint) if checkpoint is not None else 0,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """One snapshot, with the fields that Flink gives a checkpoint."""
+    """One snapshot, with the fields that Flink gives a checkpoint, in the same order."""
 
     id: str
-    status: str  # in_progress, completed, failed, dropped
+    status: str  # IN_PROGRESS, COMPLETED, FAILED, DROPPED
     trigger_timestamp: str
     latest_ack_timestamp: str | None
     end_to_end_duration_ms: int | None
-    num_members: int
-    num_acknowledged: int
-    state_size_bytes: int
+    checkpointed_size_bytes: int | None  # of the checkpoints of its records; None: not recorded
+    state_size_bytes: int | None
+    acknowledged: str  # members that have recorded it / members
     restorable_until: str | None
     reason: str
     members: list[dict[str, Json]] = field(default_factory=list)
@@ -277,11 +285,7 @@ class Snapshots:
             restorable_until=(now + self._find_retention()).isoformat(),
             facts={
                 "recorded_at": {name: one.recorded_at for name, one in records.items()},
-                "state_size_bytes": {
-                    name: sum(state.size_bytes for state in snapshots_of(one.entry.checkpoint))
-                    for name, one in records.items()
-                    if one.entry is not None
-                },
+                "sizes": {name: one.sizes() for name, one in records.items()},
             },
         )
 
@@ -508,12 +512,15 @@ class Snapshots:
 
     def _view(self, order: Order) -> SnapshotView:
         outcome = self.home.find_outcome(order.snapshot)
-        status = "in_progress" if outcome is None else "completed" if outcome.status == "committed" else "failed"
-        if outcome is not None and status == "completed" and self.home.is_dropped(order.snapshot):
-            status = "dropped"
+        status = "IN_PROGRESS" if outcome is None else "COMPLETED" if outcome.status == "committed" else "FAILED"
+        if status == "COMPLETED" and self.home.is_dropped(order.snapshot):
+            status = "DROPPED"
         members: list[dict[str, Json]] = []
+        sizes: Mapping[str, Json] = outcome.facts.get("sizes", {}) if outcome is not None else {}
         if outcome is None:
-            for name, one in self._read_all(order).items():
+            records = self._read_all(order)
+            sizes = {name: one.sizes() for name, one in records.items()}
+            for name, one in records.items():
                 facts = {"epoch": one.facts.record, "recorded_at": one.recorded_at, "trouble": one.facts.trouble}
                 members.append({"name": name, **facts, "in_channels": one.facts.held})
         else:
@@ -528,16 +535,19 @@ class Snapshots:
             member["duration_ms"] = round(took.total_seconds() * 1000) if took is not None else None
         acknowledged = [member for member in members if member["epoch"] is not None]
         ended = datetime.fromisoformat(outcome.at) - begun if outcome is not None else None
-        sizes: Mapping[str, Json] = outcome.facts.get("state_size_bytes", {}) if outcome is not None else {}
+        checkpointed, state = (
+            sum(int(one[key]) for one in sizes.values()) if sizes else None
+            for key in ("checkpointed_size_bytes", "state_size_bytes")
+        )
         return SnapshotView(
             id=order.snapshot,
             status=status,
             trigger_timestamp=order.created_at,
             latest_ack_timestamp=max((str(member["recorded_at"]) for member in acknowledged), default=None),
             end_to_end_duration_ms=round(ended.total_seconds() * 1000) if ended is not None else None,
-            num_members=len(order.members),
-            num_acknowledged=len(acknowledged),
-            state_size_bytes=sum(int(size) for size in sizes.values()),
+            checkpointed_size_bytes=checkpointed,
+            state_size_bytes=state,
+            acknowledged=f"{len(acknowledged)}/{len(order.members)}",
             restorable_until=outcome.restorable_until if outcome is not None else None,
             reason=outcome.reason if outcome is not None else "",
             members=members,
