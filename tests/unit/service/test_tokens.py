@@ -169,6 +169,50 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
         Tokens(tmp_path / "t", SystemClock())
 
 
+OWNERS = [("another", False), ("root", True), ("this user", True)]
+
+
+def set_owner(monkeypatch: pytest.MonkeyPatch, path: Path, owner: str) -> None:
+    """Have a file belong to root, to this user, or to another: the service is somebody else, if it is not ours."""
+    if os.geteuid() != 0:
+        uid = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: uid if owner == "this user" else uid + 1)
+        if owner == "root":
+            pytest.skip("only root can give a file to root")
+        return
+    os.chown(path, 0 if owner == "root" else 4242, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242 if owner == "this user" else 4243)
+
+
+@pytest.mark.parametrize(("owner", "trusted"), OWNERS)
+def test_a_file_of_another_user_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, trusted: bool
+) -> None:
+    token, path = make_token(), tmp_path / "t"
+    write(path, entry("ann", token))
+    before = Tokens(path, SystemClock())
+    assert before.find(token) == Identity("ann", "read")
+    set_owner(monkeypatch, path, owner)
+    before._stamp = None  # who this process is does not change while it lives
+    if trusted:
+        assert before.find(token) == Tokens(path, SystemClock()).find(token) == Identity("ann", "read")
+        return
+    assert before.find(token) is None
+    assert f"belongs to user {path.stat().st_uid}" in str(before.problem)
+    with pytest.raises(ConfigError, match="belongs to user") as refused:
+        Tokens(path, SystemClock())
+    assert "chown" in refused.value.hint
+
+
+@pytest.mark.parametrize(("owner", "trusted"), OWNERS)
+def test_a_key_of_another_user_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, trusted: bool
+) -> None:
+    key = load_key(tmp_path / "key")
+    set_owner(monkeypatch, tmp_path / "key", owner)
+    assert (load_key(tmp_path / "key") == key) is trusted
+
+
 def test_roles_include_the_lower_ones() -> None:
     assert Identity("a", "admin").may("operate")
     assert Identity("a", "operate").may("read")

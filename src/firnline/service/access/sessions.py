@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from firnline.service.access.tokens import Identity, Tokens
+from firnline.service.access.tokens import Identity, Tokens, is_ours
 from firnline.service.problems import ServiceError
 from firnline.storage import Storage
 from firnline.types import Clock
@@ -133,12 +133,13 @@ class Sessions:
 def load_key(path: Path) -> bytes:
     """Read the key of the sessions, or make it, mode 0600.
 
-    A key that is damaged, or that others could read, is made anew: sessions end, nothing else.
+    A key that is damaged, or that others own or could read, is made anew: sessions end, nothing else.
     """
     try:
         with path.open("rb") as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(KEY_BYTES + 1)
-        if len(key) == KEY_BYTES and not stat.S_IMODE(mode) & 0o077:
+            found, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
+        is_private = is_ours(found.st_uid) and not stat.S_IMODE(found.st_mode) & 0o077
+        if len(key) == KEY_BYTES and is_private:
             return key
         reason = "is damaged" if len(key) != KEY_BYTES else "was open to others"
         logger.warning("%s %s: a new key is made, and every session has ended", path.name, reason)

@@ -1,7 +1,7 @@
 """Tokens: a file of names, roles, hashes and expiry times, read again when it changes. It holds no token itself.
 
-The file is JSON, mode 0600: `{"tokens": [{"name", "role", "data", "hash", "expires"}]}`. A hash is the SHA-256 of
-a token of 256 random bits, which needs no salt.
+The file is JSON, mode 0600, and belongs to this user or root: `{"tokens": [{"name", "role", "data", "hash",
+"expires"}]}`. A hash is the SHA-256 of a token of 256 random bits, which needs no salt.
 
 A file that is no longer valid lets nobody in, and an entry that is not valid lets nobody in by it: whoever removed a
 token with a slip in the file has removed it. `problem` says what is wrong; the log says it once.
@@ -70,24 +70,25 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """Which content of the file was read. A change of its mode, or in place, changes `changed_ns`."""
+    """Which content of the file was read. A change of its mode or owner, or in place, changes `changed_ns`."""
 
     changed_ns: int
     modified_ns: int
     size: int
     inode: int
     mode: int
+    owner: int
 
     @classmethod
     def of(cls, found: os.stat_result) -> _Stamp:
-        return cls(found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+        return cls(found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode, found.st_uid)
 
 
 class Tokens:
     """The tokens of a file.
 
     Raises:
-        ConfigError: the file is open to others, or holds no valid tokens.
+        ConfigError: the file is open to others or belongs to one of them, or holds no valid tokens.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Clock) -> None:
@@ -98,7 +99,9 @@ class Tokens:
         self._tokens: list[_Token] = []
         self._problem: str | None = None
         stamp, content = self._read()
-        _check_private(self._path, stamp.mode)
+        _check_ours(self._path, stamp)
+        if stat.S_IMODE(stamp.mode) & 0o077:
+            raise ConfigError(f"{self._path} is open to others", hint=f"chmod 600 {self._path}")
         self._tokens, problems = _parse(content, self._path)
         if problems:
             raise ConfigError(problems[0], hint=_HINT)
@@ -139,7 +142,7 @@ class Tokens:
                 return
             stamp, content = self._read()
             tokens, problems = _parse(content, self._path)
-            _check_ours(self._path, stamp.mode)
+            _check_ours(self._path, stamp)
             if stamp.mode & 0o077:
                 problems.append(f"{self._path} is open to others")
         except (ConfigError, OSError) as error:
@@ -204,14 +207,19 @@ def _replace(path: Path, text: str) -> None:
             temporary.unlink()
 
 
-def _check_private(path: Path, mode: int) -> None:
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"{path} is open to others", hint=f"chmod 600 {path}")
+def is_ours(owner: int) -> bool:
+    """Whether the owner of a file may say who is let in: this user or root."""
+    return owner in (0, os.geteuid())
 
 
-def _check_ours(path: Path, mode: int) -> None:
+def _check_ours(path: Path, stamp: _Stamp) -> None:
     """Refuse a file that others can change: each of its entries may be theirs."""
-    if stat.S_IMODE(mode) & 0o022:
+    if not is_ours(stamp.owner):
+        raise ConfigError(
+            f"{path} belongs to user {stamp.owner}, who can change it: nobody is let in",
+            hint=f"chown {os.geteuid()} {path}",
+        )
+    if stat.S_IMODE(stamp.mode) & 0o022:
         raise ConfigError(f"{path} is open to others, who can change it: nobody is let in", hint=f"chmod 600 {path}")
 
 
