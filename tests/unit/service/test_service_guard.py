@@ -69,6 +69,26 @@ def test_wrong_tokens_are_counted_per_client_not_per_proxy(client: TestClient) -
     assert client.get("/", headers={**FORWARDED, **BEARER, "X-Forwarded-For": "203.0.113.10"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("forwarded", "address"),
+    [
+        ("203.0.113.9:{port}", "203.0.113.9"), ("[2001:db8::1]:{port}", "2001:db8::1"),
+        ("[2001:DB8::1]", "2001:db8::1"), ("2001:db8:0::1", "2001:db8::1"), ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("203.0.113.9:{port}, 10.0.0.3:{port}", "203.0.113.9"), ("unknown:{port}", "unknown"),
+    ],
+)  # fmt: skip
+def test_wrong_tokens_are_counted_per_address_whatever_its_port(
+    client: TestClient, forwarded: str, address: str
+) -> None:
+    def asked(port: int, bearer: str) -> dict[str, str]:
+        named = {"X-Forwarded-For": forwarded.format(port=port), "Authorization": f"Bearer {bearer}"}
+        return {**FORWARDED, **named}
+
+    assert client.get("/", headers=asked(40_000, "right")).json() == {"client": address}
+    codes = [client.get("/", headers=asked(50_000 + number, "wrong")).status_code for number in range(FAILURES + 1)]
+    assert codes == [401] * FAILURES + [429]
+
+
 def test_the_line_that_the_proxy_adds_counts_not_the_one_of_the_client(client: TestClient) -> None:
     base = [*((key, value) for key, value in FORWARDED.items() if key != "X-Forwarded-For"), *BEARER.items()]
     lines = [("X-Forwarded-For", "198.51.100.1"), ("X-Forwarded-For", "203.0.113.9")]

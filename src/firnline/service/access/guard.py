@@ -187,7 +187,7 @@ class Guard:
         if not _is_in(peer, self._rules.proxies):
             raise ForbiddenError("the service is reached through its proxy only", hint="Ask the proxy.")
         lines = ",".join(request.headers.getlist("x-forwarded-for"))  # the client's own line comes first
-        forwarded = [one.strip() for one in lines.split(",") if one.strip()]
+        forwarded = [_without_port(one.strip()) for one in lines.split(",") if one.strip()]
         client = next((one for one in reversed(forwarded) if not _is_in(one, self._rules.proxies)), "")
         if not client:
             raise ForbiddenError("the proxy does not say who asks", hint="Have it set X-Forwarded-For.")
@@ -272,6 +272,18 @@ def is_known_host(header: str, hosts: Iterable[str]) -> bool:
     """Whether a Host header, which may end with a port, names one of `hosts`, or this machine as seen from itself."""
     host = without_port(header).removeprefix("[").removesuffix("]").lower()
     return host in {one.lower() for one in hosts} or is_loopback(host)
+
+
+def _without_port(forwarded: str) -> str:
+    """Return the address of a client that a proxy names, one text for each: without port, in its usual form."""
+    for text in (forwarded, without_port(forwarded)):  # `::1:567` is an address, and `[::1]:567` has a port
+        try:
+            address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            continue
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return str(mapped or address)
+    return without_port(forwarded)  # a name, or `unknown`
 
 
 def _is_in(address: str, networks: Iterable[Network]) -> bool:
