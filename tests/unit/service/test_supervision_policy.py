@@ -105,6 +105,22 @@ def test_failures_that_lie_far_apart_call_nobody() -> None:
     assert decide("running", 1, False, ends, LATER) == Start()
 
 
+@pytest.mark.parametrize("place", range(MOST_FAILURES))
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_failure_with_a_wrong_date_makes_no_others_look_close(place: int, jump: float) -> None:
+    ends = [Ended(2e6 + WITHIN_SECONDS * number, 3, 1) for number in range(MOST_FAILURES)]
+    ends[place] = Ended(ends[place].at + jump, 3, 1)
+    assert decide("running", 1, False, ends, LATER) == Start()
+    close = [Ended(ends[-1].at - jump + number, 3, 1) for number in range(MOST_FAILURES)]  # those that come after it
+    assert isinstance(decide("running", 1, False, [*ends, *close[:-1]], LATER), Start)
+    assert isinstance(decide("running", 1, False, [*ends, *close], LATER), NeedsPerson)
+
+
+def test_clocks_that_differ_a_little_hide_no_failures() -> None:
+    ends = [Ended(1000 + 10 * number + 20 * (number % 2), 3, 1) for number in range(MOST_FAILURES)]  # of two hosts
+    assert isinstance(decide("running", 1, False, ends, LATER), NeedsPerson)
+
+
 def test_the_back_off_grows_up_to_a_limit_and_has_jitter() -> None:
     assert [back_off(n, 0) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert back_off(50, 0) == MOST_SECONDS

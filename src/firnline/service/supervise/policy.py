@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -158,14 +159,21 @@ def decide(
         return NeedsPerson(f"the run ended with {code_text(last.code)}")
     failures = [end.at for end in since if end.code != 0]
     if any(
-        fifth - first <= WITHIN_SECONDS for first, fifth in zip(failures, failures[MOST_FAILURES - 1 :], strict=False)
+        _span(failures[first : first + MOST_FAILURES]) <= WITHIN_SECONDS
+        for first in range(len(failures) - MOST_FAILURES + 1)
     ):
         return NeedsPerson(
             f"{MOST_FAILURES} failures within {WITHIN_SECONDS / 60:.0f} minutes, the last with {code_text(last.code)}"
         )
-    recent = sum(1 for at in failures if last.at - at <= WITHIN_SECONDS)
+    recent = sum(1 for first in range(len(failures)) if _span(failures[first:]) <= WITHIN_SECONDS)
     left = back_off(recent, now.jitter) - now.since_end
     return Start() if left <= 0 else Wait(now.at + left, f"the run ended with {code_text(last.code)}")
+
+
+def _span(times: Sequence[float]) -> float:
+    """Return the seconds from the first of these ends to the last, by clocks that may be set: each step counts by its
+    size, whichever way it goes. An end that is dated a day ahead is thus far from those before and after it."""
+    return sum(abs(later - earlier) for earlier, later in itertools.pairwise(times))
 
 
 def is_restarted(code: int | None) -> bool:
