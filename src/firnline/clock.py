@@ -1,4 +1,4 @@
-"""The system clock: the time in UTC, seconds that never go back, and random pauses."""
+"""The system clock: the time in UTC, seconds that never go back, random pauses, and how long ago a moment was."""
 
 from __future__ import annotations
 
@@ -76,3 +76,15 @@ def seconds_since(moment: str, now: datetime) -> float | None:
         return round((now - datetime.fromisoformat(moment)).total_seconds(), 1)
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def ago_text(moment: str, now: datetime | None = None) -> str:
+    """How long ago a moment was, in the largest unit: `12 s ago`, `12 min ago`, `3 h ago`, `5 days ago`."""
+    seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
+    if seconds < 1:
+        return "just now"
+    for unit, of in (("s", 60), ("min", 60), ("h", 48)):
+        if seconds < of:
+            return f"{int(seconds)} {unit} ago"
+        seconds /= 24 if unit == "h" else of
+    return f"{int(seconds)} days ago"

@@ -95,6 +95,14 @@ class Size(int):
     """An option's value in bytes; written as in a spec, `1GB` or `512MiB`."""
 
 
+Accept = Annotated[
+    tuple[str, ...],
+    Flag,
+    Parameter(help="A writer whose later row changes may be lost; repeatable. [default: none]"),
+]
+Leave = Annotated[
+    tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
+]
 TakeOver = Annotated[bool, Flag, Parameter(help="Do it even while a run is alive, which then ends.")]
 
 

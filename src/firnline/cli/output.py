@@ -149,18 +149,6 @@ def time_text(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def ago_text(moment: str, now: datetime | None = None) -> str:
-    """How long ago a moment was, in the largest unit: `12 s ago`, `12 min ago`, `3 h ago`, `5 days ago`."""
-    seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
-    if seconds < 1:
-        return "just now"
-    for unit, of in (("s", 60), ("min", 60), ("h", 48)):
-        if seconds < of:
-            return f"{int(seconds)} {unit} ago"
-        seconds /= 24 if unit == "h" else of
-    return f"{count_text(int(seconds), 'day')} ago"
-
-
 def count_text(number: int, one: str, many: str = "") -> str:
     """`1 file`, `2,000 files`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

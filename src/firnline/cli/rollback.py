@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Flag, Spec, TakeOver, editing_history, load_pipeline
+from firnline.cli.common import Accept, Common, Leave, Spec, TakeOver, editing_history, load_pipeline
 from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text
 from firnline.cli.table import Column
@@ -83,14 +83,8 @@ def rollback(
     to_time: Annotated[
         str | None, Parameter(help="Roll back to the epoch at a time, or 30m, 1h30m, 1d ago. [default: none]")
     ] = None,
-    accept: Annotated[
-        tuple[str, ...],
-        Flag,
-        Parameter(help="A writer whose later row changes may be lost; repeatable. [default: none]"),
-    ] = (),
-    leave: Annotated[
-        tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
-    ] = (),
+    accept: Accept = (),
+    leave: Leave = (),
     take_over: TakeOver = False,
     consent: Consent = Consent(),
     common: Common = Common(),

@@ -20,7 +20,6 @@ from firnline.cli.output import (
     MAX_REASON,
     NAMES_SHOWN,
     Output,
-    ago_text,
     brief,
     count_text,
     lag_text,
@@ -32,6 +31,7 @@ from firnline.cli.output import (
 )
 from firnline.cli.table import Column
 from firnline.cli.text import shorten
+from firnline.clock import ago_text
 from firnline.errors import ControlError, FirnlineError
 from firnline.names import JOURNAL
 from firnline.rescued import Rescued

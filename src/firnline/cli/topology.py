@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from firnline.cli.common import Common, Duration, Flag, TakeOver
+from firnline.cli.common import Accept, Common, Duration, Flag, Leave, TakeOver
 from firnline.cli.consent import Consent
 from firnline.cli.output import Output, count_text, say, size_text, time_text
 from firnline.cli.table import Column
@@ -476,14 +476,8 @@ def restore(
     at: Annotated[
         str | None, Parameter(help="Restore the newest consistent cut at a time, or 30m, 1d ago. [default: none]")
     ] = None,
-    accept: Annotated[
-        tuple[str, ...],
-        Flag,
-        Parameter(help="A writer whose later row changes may be lost; repeatable. [default: none]"),
-    ] = (),
-    leave: Annotated[
-        tuple[str, ...], Flag, Parameter(help="A sink that keeps its rows, and gets them again. [default: none]")
-    ] = (),
+    accept: Accept = (),
+    leave: Leave = (),
     without: Annotated[
         tuple[str, ...], Flag, Parameter(help="A member that stays as it is; repeatable. [default: none]")
     ] = (),

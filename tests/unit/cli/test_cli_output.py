@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from firnline.cli.main import run_command
-from firnline.cli.output import Output, ago_text, brief, count_text, print_failure, safe_bytes, size_text, time_text
+from firnline.cli.output import Output, brief, count_text, print_failure, safe_bytes, size_text, time_text
 from firnline.cli.table import Column
 from firnline.cli.text import safe
+from firnline.clock import ago_text
 from firnline.errors import FencedError, SinkError, SpecError
 
 

@@ -30,6 +30,7 @@ AT_ONCE = {
     "serve": "a service; what it starts and stops, people ask for",
     "committer": "a service; `firnline staging` shows what it would commit",
     "topology snapshot": "adds records and pins; `topology drop` deletes it",
+    "topology savepoint": "adds a folder of its own, and changes no pipeline",
     "savepoint create": "adds a folder of its own; `savepoint dispose` deletes it",
 }
 

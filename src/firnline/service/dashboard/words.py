@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import datetime
 
+from firnline.clock import ago_text
 from firnline.types import Json
 
 ABSENT = "–"  # noqa: RUF001 - the sign for a figure that is not known
@@ -70,16 +71,7 @@ def milliseconds(number: float | None) -> str:
 
 def ago(moment: str | None, now: datetime) -> str:
     """Return how long ago a moment was: `12 s ago`."""
-    if not moment:
-        return ABSENT
-    seconds = (now - datetime.fromisoformat(moment)).total_seconds()
-    if seconds < 1:
-        return "just now"
-    for unit, of in (("s", 60), ("min", 60), ("h", 48)):
-        if seconds < of:
-            return f"{int(seconds)} {unit} ago"
-        seconds /= 24 if unit == "h" else of
-    return f"{int(seconds)} days ago"
+    return ago_text(moment, now) if moment else ABSENT
 
 
 def moment_text(moment: str | None) -> str:
