@@ -30,6 +30,7 @@ DURABLE_CALLS = (
     "delta.sync",
     "delta.checkpoint",
     "delta.checkpoint.sync",
+    "delta.cleanup",
     "delta.compact",
     "delta.sweep",
     "sweep.declare",

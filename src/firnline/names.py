@@ -489,6 +489,19 @@ def is_signature(name: str) -> bool:
     return _SIGNATURE.fullmatch(name) is not None
 
 
+_LOG_CLEANUP = re.compile(r"log-[0-9a-f]{16}\.json")
+
+
+def log_cleanup(token: str) -> str:
+    """The key by which a process declares that it cleans up the table's log."""
+    return f"{sweeps_folder()}/log-{token}.json"
+
+
+def is_log_cleanup(name: str) -> bool:
+    """Whether a file of the sweeps folder declares a clean-up of the log."""
+    return _LOG_CLEANUP.fullmatch(name) is not None
+
+
 # -- staging of two-stage tables ----------------------------------------------------------------------
 
 STAGING = "_staging"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,14 +15,20 @@ from deltalake import DeltaTable
 import firnline.maintenance.log_names
 import firnline.sinks.delta.sweeps
 import firnline.sinks.delta.table
+from firnline.checkpoint.codec import canonical, seal
 from firnline.clock import SystemClock
 from firnline.errors import SinkError
+from firnline.history.topology import snapshot as snapshot_module
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.snapshot import Snapshots
 from firnline.history.topology.stopped import paused_run
 from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc, vacuum
+from firnline.names import log_cleanup
+from firnline.process import find_process
+from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.table import Table
+from firnline.storage import open_storage
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
 from firnline.topology.records import Order
@@ -199,6 +207,58 @@ def test_the_log_is_not_cleaned_up_while_a_snapshot_needs_it(tmp_path: Path) -> 
     lake.snapshots.drop(order.snapshot)
     clean_up(lake.table)
     assert not (lake.table / "_delta_log/00000000000000000000.json").exists()
+
+
+OLDEST = "_delta_log/00000000000000000000.json"
+
+
+def test_an_order_that_comes_while_the_log_is_cleaned_up_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clean-up has looked for pins, and stands still before it deletes."""
+    lake = Lake(tmp_path)
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    monkeypatch.setattr(snapshot_module, "CLEAN_UP_SECONDS", 0.0)
+    at = At(monkeypatch, "delta.cleanup.before", lambda: lake.snapshots.order(TIMEOUT))
+    clean_up(lake.table)
+    (refused,) = at.found
+    assert isinstance(refused, SinkError)
+    assert "is being cleaned up" in refused.message
+    assert lake.snapshots.find_open() == []
+    assert not (lake.table / OLDEST).exists()
+    assert not list((lake.table / "_firnline/sweeps").glob("log-*"))
+    with pytest.raises(SinkError, match="lacks a version"):  # which b has yet to read
+        lake.snapshots.order(TIMEOUT)
+
+
+def test_a_clean_up_that_was_declared_before_a_pin_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path)
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    at = At(monkeypatch, "delta.checkpoint.sync.after", lambda: lake.snapshots.order(TIMEOUT))
+    clean_up(lake.table)
+    (order,) = at.found
+    assert isinstance(order, Order)
+    assert (lake.table / OLDEST).exists()
+    lake.complete(order)
+    lake.check_restore(order)
+
+
+def test_a_clean_up_whose_process_was_killed_holds_up_nobody(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    storage = open_storage(str(lake.table))
+    killed = subprocess.Popen(["sleep", "600"])
+    body = {"below": 9, "process": asdict(find_process(killed.pid))}
+    storage.put(log_cleanup("0" * 16), canonical(seal(body)))
+    assert find_clean_up(storage, 8) == log_cleanup("0" * 16)
+    assert find_clean_up(storage, 9) is None, "it deletes nothing that is needed"
+    killed.kill()
+    killed.wait()
+    assert find_clean_up(storage, 8) is None
+    lake.complete(lake.snapshots.order(TIMEOUT))
+    clean_up(lake.table)
+    assert not list((lake.table / "_firnline/sweeps").glob("log-*"))
+    storage.put(log_cleanup("0" * 16), b"{")
+    assert find_clean_up(storage, 9) == log_cleanup("0" * 16), "it might be about any version"
 
 
 def clean_up(root: Path) -> None:

@@ -178,6 +178,8 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "intent_name": [((f"{EPOCH}-{A}",), f"{EPOCH}-{A}.json")],
     "signature_name": [((f"{EPOCH}-{A}", A), f"{EPOCH}-{A}.by-{A}.json")],
     "is_intent": [((f"{EPOCH}-{A}.json",), True), ((f"{EPOCH}-{A}.by-{A}.json",), False)],
+    "log_cleanup": [((A,), f"_firnline/sweeps/log-{A}.json")],
+    "is_log_cleanup": [((f"log-{A}.json",), True), ((f"{EPOCH}-{A}.json",), False)],
     "is_signature": [((f"{EPOCH}-{A}.json",), False), ((f"{EPOCH}-{A}.by-{A}.json",), True)],
     "pending_unit": [(("u1",), "_staging/pending/u1.meta.json")],
     "set_aside_unit": [(("u1",), "_staging/rejected/u1.meta.json")],

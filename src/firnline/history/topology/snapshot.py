@@ -40,13 +40,14 @@ from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN, TOPOLOGY_SAVEPOINT, topo
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head, Sink
+from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import SweepLog
 from firnline.sinks.delta.table import find_interval
 from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sinks.known import find_away
-from firnline.storage import normalise
+from firnline.storage import Storage, normalise
 from firnline.topology import decide
 from firnline.topology.decide import MemberFacts, Outcome, judge
 from firnline.topology.records import (
@@ -67,6 +68,7 @@ from firnline.types import Clock, Ids, Json
 logger = logging.getLogger(__name__)
 
 LOG_RETENTION = timedelta(days=30)  # of a table that does not say it
+CLEAN_UP_SECONDS = 30.0  # for which an order waits for a clean-up of a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,23 @@ class Snapshots:
                 readers.append(reached_version(checkpoint.positions[channel.source]))
         since = decide.pin_from(fence.version, readers)
         put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=since, versions=[])
+        self._wait_for_clean_up(sink.storage, str(sink.uri), since)
         _check_spared(sink, since)
+
+    def _wait_for_clean_up(self, storage: Storage, table: str, since: int) -> None:
+        """Wait, behind an open pin, for clean-ups of the log that may not have seen it.
+
+        Raises:
+            SinkError: one takes too long.
+        """
+        deadline = self._clock.monotonic() + CLEAN_UP_SECONDS
+        while (key := find_clean_up(storage, since)) is not None:
+            if self._clock.monotonic() >= deadline:
+                raise SinkError(
+                    f"the log of {table} is being cleaned up, and may lose what the snapshot needs",
+                    hint=f"Try again. If no process works on the table any more, delete {table}/{key} first.",
+                )
+            self._clock.sleep(0.1)
 
     def _tidy(self) -> None:
         """Delete what a killed command left: pins of snapshots that nobody keeps, requests of those that have ended."""

@@ -24,9 +24,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, StoreUnsafeError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
-from firnline.names import COUNTS_KEY, INFO_KEY, PINS, TOPOLOGY_PIN
+from firnline.names import COUNTS_KEY, INFO_KEY
 from firnline.sinks.delta.durable import DurableLog, count_actions, find_unreadable
 from firnline.sinks.delta.log import DeltaLog
+from firnline.sinks.delta.log_cleanup import declare_clean_up
 from firnline.storage import Storage, is_remote, make_folders, open_storage
 from firnline.types import Json
 
@@ -355,8 +356,8 @@ class Table:
             self._durable.sync_checkpoint(self.version)
             fault_point("delta.checkpoint.sync.after")
             cleans = (self.setting("delta.enableExpiredLogCleanup") or "true").lower() != "false"
-            if cleans and not self._has_topology_pin():
-                self.delta.cleanup_metadata()
+            if cleans:
+                self._clean_up_log()
             fault_point("delta.checkpoint.after")
             # A handle keeps replaying what came after the checkpoint it was opened on; a new one starts at this one.
             self._delta = None
@@ -364,10 +365,13 @@ class Table:
         except (DeltaError, OSError) as error:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
 
-    def _has_topology_pin(self) -> bool:
-        """Whether a topology's snapshot needs versions of the log."""
-        names = open_storage(self.uri, self._options).list(PINS)
-        return any(stat.name.rsplit("/", 1)[-1].startswith(TOPOLOGY_PIN) for stat in names)
+    def _clean_up_log(self) -> None:
+        """Delete expired log files, unless a topology's snapshot needs versions of the log."""
+        with declare_clean_up(open_storage(self.uri, self._options), self.version) as may_delete:
+            if may_delete:
+                fault_point("delta.cleanup.before")
+                self.delta.cleanup_metadata()
+                fault_point("delta.cleanup.after")
 
 
 def _delta_type(kind: pa.DataType) -> Any:
