@@ -25,7 +25,6 @@ from firnline.errors import (
 from firnline.options import template_columns
 from firnline.sinks.follower import EpochRows, FollowerHead
 from firnline.sinks.kafka.cluster import Cluster, Connection, TopicFacts
-from firnline.sinks.kafka.encode import MessageEncoder, Messages
 from firnline.sinks.kafka.lane import TRIES, Lane, LostProducerError, LowerLimitError, Transaction
 from firnline.sinks.kafka.record import LaneRecord
 from firnline.topology.topics import Partition, has_marker
@@ -33,6 +32,7 @@ from firnline.types import Json
 
 if TYPE_CHECKING:
     from firnline.sinks.kafka.avro_values import AvroValues
+    from firnline.sinks.kafka.encode import Messages
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _MESSAGE_OVERHEAD = 270  # bytes of a batch around its only message, with all of the headers but names that a spec has
@@ -160,6 +160,10 @@ class _RowWriter:
         self._topic = str(epoch.shape["topic"])
         self._checker = MessageChecker(cluster, epoch.shape, lane, epoch.rows)
         if lane.encoder is None or lane.encoder.shape != epoch.shape:
+            from firnline.sinks.kafka.encode import (
+                MessageEncoder,
+            )  # a compiler and a database, which lookers do not need
+
             lane.encoder = MessageEncoder(epoch.shape, self._avro())
         self._encoder = lane.encoder
 
