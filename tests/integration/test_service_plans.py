@@ -14,6 +14,8 @@ import pytest
 from deltalake import DeltaTable
 from starlette.testclient import TestClient
 
+from firnline.errors import CommitUnknownError
+from firnline.history.edits.sinks import SinkEdit
 from firnline.history.store import load_audit_rows
 from firnline.pipeline import Pipeline
 from firnline.run import standby
@@ -319,6 +321,44 @@ def test_after_an_edit_of_a_sink_the_pipeline_is_wanted_as_before(folder: Path) 
         code, problem = post(client, "sinks/nope/forget", {})
         assert (code, problem["code"]) == (404, "not_found")
         assert post(client, "dead-letters/retry", {}, "operate")[1]["refusals"] == ["there are no such dead letters"]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_edit_of_which_the_sink_did_not_say_whether_it_is_done_ends_by_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    write_pipeline(folder, FOLLOWED)
+    perform = SinkEdit.perform
+
+    def lose_answer(edit: SinkEdit, run: str, **agreed: Any) -> None:
+        if is_done:
+            perform(edit, run, **agreed)
+        raise CommitUnknownError("the answer was lost")
+
+    def find_wanted() -> tuple[str, int]:
+        wish = service.supervisor.load_wish(NAME)
+        assert wish is not None
+        return wish.wanted, wish.number
+
+    with serving(folder) as (client, service):
+        service.supervisor.wish(NAME, "paused", "ann")
+        before = DeltaTable(str(folder / "out")).version()
+        _, plan = post(client, "sinks/hook/resume", {"accept_gap": True})
+        monkeypatch.setattr(SinkEdit, "perform", lose_answer)
+        code, problem = post(client, f"plans/{plan['id']}/confirm")
+        assert (code, problem["code"]) == (502, "commit-unknown")
+        monkeypatch.setattr(SinkEdit, "perform", perform)
+
+        deadline = time.monotonic() + 120
+        while find_wanted() != ("paused", 3) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert find_wanted() == ("paused", 3)  # paused, stopped for the plan, paused
+        after = DeltaTable(str(folder / "out")).version()
+        assert (after > before) is is_done
+        code, receipt = post(client, f"plans/{plan['id']}/confirm")
+        assert (code, receipt["receipt"]["epoch"]) == (200, 5)
+        assert (DeltaTable(str(folder / "out")).version() == after) is is_done  # it is done once
+        assert [row["outcome"] for row in audit(client)][:1] == ["done"]
 
 
 def test_a_supervised_run_ends_first_and_is_not_started_in_between(

@@ -6,7 +6,8 @@ before it could write that, from the ledger or the audit trail. What is confirme
 would do something else by now is refused.
 
 A confirmation is recorded before anything is done, and its receipt after everything is. A service that starts ends what
-lies between: it records the end of an edit that was decided, and wants of the pipeline what the plan says.
+lies between: it records the end of an edit that was decided, and wants of the pipeline what the plan says. So does one
+whose sink did not say whether it committed an edit.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Plans:
         self._busy: dict[str, threading.Lock] = {}
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
         self.running: set[str] = set()  # the plans that are being performed
-        self._cut_off = self._find_cut_off()  # by pipeline
+        self._cut_off = self._find_cut_off()  # by pipeline: confirmed plans of which nobody knows whether they are done
 
     # -- plans ----------------------------------------------------------------------------------------
 
@@ -206,7 +207,10 @@ class Plans:
             self.running.add(plan.id)
             try:
                 body = self._perform(pipeline, kind, plan, identity, rows)
-            except CommitUnknownError:  # it may be decided: nothing is started before that is known
+            except CommitUnknownError:  # it may be decided: nothing is started before the sink has been asked
+                with self._lock:
+                    cut_off = self._cut_off.setdefault(name, [])
+                    cut_off.extend({plan.id}.difference(cut_off))
                 raise
             except BaseException:
                 self._go_on(plan, plan.wanted)
@@ -216,7 +220,9 @@ class Plans:
             return self._finish(plan, body)
 
     def recover(self, name: str) -> None:
-        """End what confirmations of a service that was killed left open. Returns at once if there is nothing.
+        """End what confirmations left open: of a service that was killed, or whose answer was lost.
+
+        Returns at once if there is nothing.
 
         Raises:
             OSError, FirnlineError: the home cannot be read; the next call tries again.
