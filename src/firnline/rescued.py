@@ -68,7 +68,8 @@ class Rescued:
         count = f"{self.values:,} {'value' if self.values == 1 else 'values'}"
         of = {UNKNOWN_FIELDS: "unknown fields", OTHER_COLUMNS: "other columns"}.get(self.column, self.name)
         line = f" line {self.line}" if self.line is not None else ""
-        first = f"first: {self.file}{line}: {self.first}" if self.first else ""
+        place = f"{self.file}{line}: " if self.file else ""
+        first = f"first: {place}{self.first}" if self.first else ""
         facts = ", ".join(([f"expected {self.expected}"] if self.expected else []) + ([first] if first else []))
         return f"{count} of {of} ({facts})" if facts else f"{count} of {of}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -68,6 +68,7 @@ class Receipt:
         default_factory=dict, compare=False
     )  # of an upsert: rows `inserted`, `updated`, `deleted`
     entry: str = field(default="", compare=False)  # the checksum of the ledger entry; empty: the sink does not say
+    rescued: Sequence[Json] = field(default=(), compare=False)  # values that the sink itself rescued, by column
 
 
 class Clock(Protocol):

@@ -13,18 +13,23 @@ from typing import Any
 
 import pytest
 
+from firnline.cli.run_report import RunTotals
+from firnline.clock import monotonic
 from firnline.history.edits.rollback import Rollback
 from firnline.history.schemas import in_force, load_schema_history
 from firnline.history.snapshots import ask_snapshot, find_readable
 from firnline.history.status import load_status
-from firnline.options import Home, PipelineOptions
+from firnline.options import Home, PipelineOptions, SchemaOptions
 from firnline.rescued import Rescued
-from firnline.run.observer import Observer
+from firnline.run.observer import Observer, Observers
 from firnline.run.open_pipeline import open_pipeline
+from firnline.run.runner import Runner
+from firnline.service.metrics import PipelineMetrics
 from firnline.sinks.delta.options import DeltaPartsOptions, journal_in
 from firnline.sources.cdc.spooling import Spooler
 from firnline.sources.mysql.options import MySqlSourceOptions
 from firnline.sources.postgres.options import PostgresSourceOptions
+from firnline.testing.local import LocalEngine
 from tests.support.captured import Capturing, captured, execute, wait_until
 from tests.support.mysql import BinlogServer
 from tests.support.pipelines import run_to_end
@@ -185,6 +190,34 @@ def test_rescued_values_are_counted_by_table(tables: Tables, caplog: pytest.LogC
         counts[one.name] += one.values
     assert counts == {f"{tables.schema}.orders.due": 2, f"{tables.schema}.other.due": 1}
     assert f"2 values of {tables.schema}.orders.due" in caplog.text
+
+
+def test_values_that_one_table_of_many_rescues_are_counted(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+    """They are found when the sink gets them, after the epoch was decided."""
+    (source,) = tables.options.sources
+    options = replace(tables.options, sources=(replace(source, schema=SchemaOptions(on_widen="rescue")),))
+    tables.run("CREATE TABLE {orders} (n int PRIMARY KEY, amount int)", "INSERT INTO {orders} VALUES (1, 1)")
+    run_to_end(options)
+    before = open_pipeline(options).load().epoch
+    kind = "MODIFY amount bigint" if tables.is_binlog else "ALTER COLUMN amount TYPE bigint"
+    tables.run(f"ALTER TABLE {{orders}} {kind}")
+    tables.run("INSERT INTO {orders} VALUES (2, 3000000000), (3, 4000000000), (4, 4)")
+    totals, metrics = RunTotals(monotonic), PipelineMetrics("p", monotonic)
+    with caplog.at_level(logging.WARNING):
+        run = Runner(open_pipeline(options, once=True), LocalEngine(1), Observers(totals, metrics), once=True).run()
+    assert run.exit_code == 0, run
+    name = f"{tables.schema}.orders.amount"
+    (found,) = map(Rescued.from_json, load_status(open_pipeline(options)).rescued)
+    assert (found.name, found.values, found.expected, found.first) == (name, 2, "int32", "3000000000")
+    assert f"rescued 2 values of {name} (expected int32, first: 3000000000)" in caplog.text
+    assert [(one.name, one.values) for one in totals.rescued] == [(name, 2)]
+    (family,) = [one for one in metrics.collect() if one.name == "firnline_rescued_values"]
+    assert [(one.labels["column"], one.value) for one in family.samples] == [(name, 2)]
+    kept = {row["n"]: row["_rescued_data"] for row in _history(tables, "orders")}
+    assert kept == {1: None, 2: '{"amount":3000000000}', 3: '{"amount":4000000000}', 4: None}
+    pipeline = open_pipeline(options)
+    Rollback(pipeline, before).perform("person")
+    assert load_status(open_pipeline(options)).rescued == []
 
 
 class Idle(Observer):

@@ -35,6 +35,9 @@ def test_a_count_as_text() -> None:
         "1,000 values of price (expected int64, first: in/b.json line 1: 1.5)"
     )
     assert Rescued(OTHER_COLUMNS, 1).text() == "1 value of other columns"
+    assert Rescued("due", 1, "date32", "1.5", table="shop.orders").text() == (
+        "1 value of shop.orders.due (expected date32, first: 1.5)"
+    )
 
 
 def test_rescued_values_and_added_columns_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -159,6 +159,9 @@ class RunTotals(Observer):
         self.deliveries[sink] += 1
         self.refusals.pop(sink, None)
 
+    def values_rescued(self, sink: str, epoch: int, found: Sequence[Rescued]) -> None:
+        self.rescued = add_rescued([*self.rescued, *found])
+
     def trouble(self, error: FirnlineError, failures: int, optional: str = "") -> None:
         if optional and not error.retryable:
             self.refusals[optional] = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -209,6 +210,10 @@ def _load_written(pipeline: OpenPipeline, head: Head) -> _Written:
     """Add up the rows and the rescued values of the entries that are not folded."""
     found = _Written()
     rescued: list[Rescued] = []
+    by_sink: list[tuple[int, Rescued]] = []
+    for sink in pipeline.sinks:
+        with contextlib.suppress(SinkError, OSError):  # reported elsewhere
+            by_sink += sink.find_rescued()
     try:
         for entry, _ in pipeline.ledger.entries(head.entry):
             rescued[:0] = [Rescued.from_json(one) for one in entry.rescued]
@@ -216,6 +221,7 @@ def _load_written(pipeline: OpenPipeline, head: Head) -> _Written:
             found.since = entry.epoch
     except LedgerHoleError:
         pass  # reported elsewhere
+    rescued += [one for epoch, one in by_sink if found.since is not None and epoch >= found.since]
     found.rescued = [one.to_json() for one in add_rescued(rescued)]
     return found
 

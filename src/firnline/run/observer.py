@@ -109,6 +109,9 @@ class Observer:
     def delivered(self, sink: str, epoch: int) -> None:
         """A further sink holds an epoch; in a two-stage table it is staged."""
 
+    def values_rescued(self, sink: str, epoch: int, found: Sequence[Rescued]) -> None:
+        """A further sink rescued values of an epoch that it holds now, because they do not fit its own columns."""
+
     def sinks(self, lags: Sequence[SinkLag]) -> None:
         """The deciding sink or another one holds a further epoch; reports how far the others are behind."""
 

@@ -355,6 +355,8 @@ class Runner:
             self._sink_failures.pop(event.sink, None)
         if isinstance(event, m.Committed) and event.sink != self._pipeline.deciding.name:
             self._observer.delivered(event.sink, event.epoch)
+            if rescued := self._steps.rescued_by(event.sink, event.epoch):
+                self._observer.values_rescued(event.sink, event.epoch, rescued)
         if self._state.sinks[1:] and isinstance(event, m.Committed | m.SetAside | m.SinksRead):
             self._report_sinks()
         if isinstance(event, m.LogRead) and self._state.committed > before.committed:

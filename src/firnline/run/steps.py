@@ -42,6 +42,7 @@ from firnline.jobs.epoch_job import EpochJob, EpochJobs
 from firnline.jobs.heartbeat import WorkerLosses
 from firnline.jobs.read_job import Produced
 from firnline.names import JOURNAL
+from firnline.rescued import Rescued
 from firnline.run.backpressure import Backpressure
 from firnline.run.checkpoints import CheckpointMaker
 from firnline.run.commits import Restaged, bring_staged, entry_commit, name_in, settled_epoch, staged_for
@@ -528,6 +529,15 @@ class Steps:
         deciding = self._pipeline.deciding
         committed = deciding.settled_epoch() if name == deciding.name else None
         return m.Committed(name, receipt.epoch, receipt.attempt, committed)
+
+    def rescued_by(self, name: str, epoch: int) -> list[Rescued]:
+        """Return the values that a further sink rescued itself in an epoch that it has just got, and log them."""
+        receipts = (one for one in reversed(self._progress.receipts) if (one.sink, one.epoch) == (name, epoch))
+        receipt = next(receipts, None)
+        found = [Rescued.from_json(one) for one in receipt.rescued] if receipt is not None else []
+        for one in found:
+            logger.warning("rescued %s", one.text(), extra={"source": one.source, "sink": name, "epoch": epoch})
+        return found
 
     def read_log(self) -> m.Event:
         """Read the progress of the deciding table's committer."""

@@ -137,6 +137,10 @@ class PipelineMetrics(Observer, Collector):
         with self._lock:
             self._sink_holds(sink, epoch)
 
+    def values_rescued(self, sink: str, epoch: int, found: Sequence[Rescued]) -> None:
+        with self._lock:
+            self._add_rescued(found)
+
     def _sink_holds(self, sink: str, epoch: int) -> None:
         if sink != JOURNAL:  # it is no sink of the spec; `firnline_epoch` is its epoch
             self._sink_epochs[sink] = epoch

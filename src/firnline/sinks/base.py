@@ -30,6 +30,7 @@ from firnline.checkpoint.ledger import Ledger
 from firnline.checkpoint.model import Checkpoint
 from firnline.errors import ConfigError, FencedError, RollbackRefusedError, SinkError
 from firnline.options import SchemaOptions, SinkOptions
+from firnline.rescued import Rescued
 from firnline.sinks.outbox import deliver, find_missing_staged
 from firnline.storage import Storage
 from firnline.stores.tiers import Tiers
@@ -547,6 +548,10 @@ class Sink(ABC):
     def find_parts(self) -> list[str] | None:
         """Return the places that a sink with a template writes to, such as tables; None for a sink without one."""
         return None
+
+    def find_rescued(self) -> list[tuple[int, Rescued]]:
+        """Return what the sink itself rescued, each with its epoch: values that only its own columns do not fit."""
+        return []
 
     def find_values(self, column: str) -> set[str]:
         """Return the distinct values of a text column over all rows; empty if rows cannot be read back."""

@@ -138,6 +138,7 @@ class GuardedSink(Sink):
     find_committed_schema = forward(Sink.find_committed_schema)
     check_columns = forward(Sink.check_columns)
     find_parts = forward(Sink.find_parts)
+    find_rescued = forward(Sink.find_rescued)
     find_values = forward(Sink.find_values)
     commit_times = forward(Sink.commit_times)
     version_of = forward(Sink.version_of)

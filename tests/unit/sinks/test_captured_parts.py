@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from firnline.errors import SchemaError
 from firnline.options import SchemaOptions
+from firnline.rescued import Rescued
 from firnline.sinks.delta.options import ESCAPED, PARTS_ALLOWED
 from firnline.sinks.delta.parts.captured import PartColumns, PartKey, name_part
-from firnline.sinks.delta.parts.state import Held, Part, open_parts
+from firnline.sinks.delta.parts.state import Held, Part, add_epoch, open_parts, own_of, rescued_of
 from firnline.sinks.delta.parts.table import refuse_name
 from firnline.sinks.outbox import KEY
 from firnline.sinks.outbox_rows import OutboxStager, outbox_target, read_outbox, rebuild, rows_checksum
@@ -201,6 +202,18 @@ def test_rules_of_the_source_about_new_columns() -> None:
 def test_values_that_the_source_rescued_stay_rescued() -> None:
     _, found = fit(KNOWN, rows(id=[1], n=["x"], _rescued_data=['{"day":"0000-00-00"}']), evolution="rescue")
     assert found[0]["_rescued_data"] == '{"day":"0000-00-00","n":"x"}'
+
+
+def test_a_head_keeps_what_was_rescued_by_epoch_and_stays_small() -> None:
+    kept: Any = []
+    for epoch in range(1, 31):
+        kept = rescued_of(own_of({}, add_epoch(kept, epoch, [Rescued("n", 1, table="shop.orders")])))
+    assert [epoch for epoch, _ in kept] == [*range(11, 31)]
+    assert sum(one.values for _, found in kept for one in found) == 30
+    assert add_epoch(kept, 31, []) == kept
+    again = add_epoch(kept, 20, [Rescued("n", 5)])  # the sink lost epochs, and gets them again
+    assert [epoch for epoch, _ in again] == [*range(11, 21)]
+    assert rescued_of(own_of({}, kept), 12) == kept[:2]
 
 
 # -- rows of many tables in the outbox ----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from firnline.options import (
     split_template,
     template_columns,
 )
+from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, RESERVED_PREFIX, is_wider, merge, own_columns, type_to_text, widen
 from firnline.sinks.delta.parts.table import refuse_name
 from firnline.sinks.table_rows import TABLE_COLUMN, SourceTable
@@ -130,6 +131,7 @@ class PartColumns:
     _frozen: frozenset[str] = frozenset()
     _named: dict[pa.Schema, dict[str, pa.Field]] = field(default_factory=dict)  # columns of rows by their names here
     _decoder: ParquetDecoder | None = None
+    rescued: list[Rescued] = field(default_factory=list)  # by column: values that did not fit here
 
     @classmethod
     def begin(cls, table: SourceTable, known: pa.Schema | None, options: SchemaOptions) -> PartColumns:
@@ -170,9 +172,12 @@ class PartColumns:
         if renamed and MISSING in arrays:
             arrays[MISSING] = _rename_missing(arrays[MISSING], renamed)
         try:
-            fitted = self._decoder.decode(ParquetPiece(pa.RecordBatch.from_pydict(arrays), 0, 0)).batch
+            decoded = self._decoder.decode(ParquetPiece(pa.RecordBatch.from_pydict(arrays), 0, 0))
         except (UnexpectedFieldError, MismatchError) as error:
             raise SchemaError(f"table {self.table.full_name}: {error}") from error
+        fitted, table = decoded.batch, self.table.full_name
+        found = (replace(one, table=table, line=None, wider={}) for one in decoded.rescued)
+        self.rescued = add_rescued([*self.rescued, *found])
         if rescued is not None:
             fitted = with_rescued(self._decoder, fitted, rescued)
         self.schema = self._decoder.schema

@@ -36,6 +36,7 @@ from firnline.errors import (
     SinkWentBackError,
 )
 from firnline.names import probe_key, progress_folder
+from firnline.rescued import Rescued, add_rescued
 from firnline.sinks.base import (
     Capabilities,
     Decided,
@@ -65,6 +66,7 @@ from firnline.sinks.delta.parts.state import (
     Held,
     Part,
     Parts,
+    add_epoch,
     close_parts,
     find_lost,
     go_back_to,
@@ -73,6 +75,7 @@ from firnline.sinks.delta.parts.state import (
     open_parts,
     own_of,
     parts_of,
+    rescued_of,
 )
 from firnline.sinks.delta.parts.table import PartTable, PartUpsertTable, entry_of, ref_of, refuse_name
 from firnline.sinks.delta.stage import MAX_GATHERED_BYTES, ParquetStager
@@ -83,7 +86,7 @@ from firnline.sinks.table_rows import SourceTable
 from firnline.sinks.templates import NameTemplate, Share, too_many_parts
 from firnline.sources.cdc.position import reads_anew
 from firnline.storage import open_storage
-from firnline.types import Delivery, EntryRef, Json
+from firnline.types import Delivery, EntryRef, Json, Receipt
 
 WORKERS = 4  # parts that are committed at the same time
 READERS = 16  # parts that are read at the same time
@@ -177,7 +180,8 @@ class DeltaPartsSink(Follower):
         if not lost:
             return None
         epoch, parts = go_back_to(head.epoch, parts, lost)
-        lowered = replace(head, epoch=0, entry=None, checkpoint=None, rows=0, size_bytes=0, own=own_of(parts))
+        lowered = replace(head, epoch=0, entry=None, checkpoint=None, rows=0, size_bytes=0)
+        lowered = replace(lowered, own=own_of(parts, rescued_of(head.own, epoch)))
         try:
             for entry, ref in self.context.ledger.entries(head.entry):
                 if entry.epoch <= epoch:
@@ -219,6 +223,14 @@ class DeltaPartsSink(Follower):
             raise FencedError(f"generation {head.generation} took sink {self.name!r} over", generation=head.generation)
         if head != expected:
             raise CommitConflictError(f"sink {self.name!r} holds another head than expected; nothing was written")
+
+    def find_rescued(self) -> list[tuple[int, Rescued]]:
+        head = self.read_head()
+        return [(epoch, one) for epoch, found in rescued_of(head.own if head else {}) for one in found]
+
+    def _receipt(self, head: FollowerHead) -> Receipt:
+        rescued = [one.to_json() for epoch, found in rescued_of(head.own) if epoch == head.epoch for one in found]
+        return replace(super()._receipt(head), rescued=rescued)
 
     def find_parts(self) -> list[str]:
         head = self.read_head()
@@ -286,11 +298,12 @@ class DeltaPartsSink(Follower):
         names, head = sorted({*staging.files, *staging.held}), delivery.head
         if names:
             parts = open_parts(parts, names, entry.epoch, staging.tables, staging.keys_after)
-            opened = replace(head, own=own_of(parts))
+            opened = replace(head, own=own_of(parts, rescued_of(head.own)))
             if opened != head:
                 self.swap_head(head, opened)
             self._commit(delivery, staging, parts)
-        after = replace(delivery.final_head, own=own_of(close_parts(parts, names, entry)))
+        rescued = add_epoch(rescued_of(head.own), entry.epoch, staging.find_rescued())
+        after = replace(delivery.final_head, own=own_of(close_parts(parts, names, entry), rescued))
         self.swap_head(opened if names else head, after)
         self._touched |= set(names)
         return after
@@ -400,7 +413,7 @@ class DeltaPartsSink(Follower):
     def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
         """Move the head. A part that is open gets the edit, too: then no older run can write to it any more."""
         names = [name for name, part in parts_of(head.own).items() if part.open]
-        return self._edit_parts(head, commit, KeepRows(), names)
+        return self._edit_parts(head, commit, KeepRows(), names, head.epoch)
 
     def go_back(self, head: FollowerHead, commit: EpochCommit, effect: Effect) -> FollowerHead:
         """Take every part back that holds later rows, or that may get some; the head comes last."""
@@ -410,11 +423,12 @@ class DeltaPartsSink(Follower):
             )
         to = effect.version if isinstance(effect, RestoreVersion) else -1
         names = [name for name, part in parts_of(head.own).items() if part.newest > to]
-        return self._edit_parts(head, commit, effect, names)
+        return self._edit_parts(head, commit, effect, names, to)
 
     def _edit_parts(
-        self, head: FollowerHead, commit: EpochCommit, effect: Effect, names: Sequence[str]
+        self, head: FollowerHead, commit: EpochCommit, effect: Effect, names: Sequence[str], to: int
     ) -> FollowerHead:
+        """Edit these parts; the sink has the rows of epochs up to `to` afterwards."""
         parts = parts_of(head.own)
 
         def edit(name: str) -> None:
@@ -425,7 +439,8 @@ class DeltaPartsSink(Follower):
         _at_once(edit, sorted(names))
         if self._settings.takes_tables:
             parts |= {name: _key_after(parts[name], commit.checkpoint.epoch, effect) for name in names}
-        after = replace(head_after(head, commit), own=own_of(close_parts(parts, names, entry_of(commit))))
+        own = own_of(close_parts(parts, names, entry_of(commit)), rescued_of(head.own, to))
+        after = replace(head_after(head, commit), own=own)
         self.swap_head(head, after)
         self._touched |= set(names)
         return after
@@ -523,6 +538,10 @@ class _Staging:
         owner = self._sink._open_part(name, self.own_of(name)).find_owner()
         return f"table {name!r} belongs to {owner}" if owner else ""
 
+    def find_rescued(self) -> list[Rescued]:
+        """Return the values that did not fit the columns of their part, once all rows are staged."""
+        return []
+
     def discard(self) -> None:
         """Delete the files that no commit names."""
         for stager in self._stagers.values():
@@ -544,6 +563,10 @@ class _TableStaging(_Staging):
 
     def schema_of(self, name: str) -> pa.Schema:
         return self._columns[name].schema
+
+    def find_rescued(self) -> list[Rescued]:
+        found = add_rescued(one for columns in self._columns.values() for one in columns.rescued)
+        return [replace(one, source=self._sink.context.input_port) for one in found]
 
     def run(self) -> dict[int, str]:
         """Stage all rows: first their columns are known, then they are written.

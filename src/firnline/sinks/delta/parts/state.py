@@ -7,10 +7,11 @@ comes later knows which parts may hold rows of an epoch that the sink does not h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from firnline.rescued import Rescued, add_rescued
 from firnline.types import Json
 
 
@@ -86,6 +87,8 @@ def _key_from_json(value: Json) -> tuple[str, ...] | None:
 
 
 Parts: TypeAlias = Mapping[str, Part]
+Rescues: TypeAlias = Sequence[tuple[int, list[Rescued]]]  # by epoch, oldest first
+MAX_EPOCHS = 20  # whose rescued values are counted one by one
 Verdict: TypeAlias = Literal["write", "has", "went back", "other"]
 
 
@@ -156,6 +159,23 @@ def parts_of(own: Mapping[str, Json]) -> dict[str, Part]:
     return {str(name): Part.from_json(value) for name, value in own.get("parts", {}).items()}
 
 
-def own_of(parts: Parts) -> dict[str, Json]:
-    """Return what a head keeps of its parts."""
-    return {"parts": {name: part.to_json() for name, part in parts.items()}} if parts else {}
+def own_of(parts: Parts, rescued: Rescues = ()) -> dict[str, Json]:
+    """Return what a head keeps of its parts, and of the values that the sink rescued."""
+    named = {"parts": {name: part.to_json() for name, part in parts.items()}} if parts else {}
+    kept = [[epoch, [one.to_json() for one in found]] for epoch, found in rescued]
+    return {**named, **({"rescued": kept} if kept else {})}
+
+
+def rescued_of(own: Mapping[str, Json], up_to: int | None = None) -> list[tuple[int, list[Rescued]]]:
+    """Return the values that a sink rescued itself, by epoch, oldest first; `up_to`: none of later epochs."""
+    found = [(int(epoch), [Rescued.from_json(one) for one in values]) for epoch, values in own.get("rescued", ())]
+    return found if up_to is None else [one for one in found if one[0] <= up_to]
+
+
+def add_epoch(known: Rescues, epoch: int, found: Sequence[Rescued]) -> Rescues:
+    """Return the counts with those of an epoch; the oldest epochs are counted together, so that a head stays small."""
+    counts = [one for one in known if one[0] < epoch] + ([(epoch, list(found))] if found else [])
+    while len(counts) > MAX_EPOCHS:
+        (_, old), (since, more) = counts[:2]
+        counts[:2] = [(since, add_rescued([*old, *more]))]
+    return counts
