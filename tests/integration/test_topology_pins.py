@@ -20,11 +20,12 @@ from firnline.clock import SystemClock
 from firnline.errors import SinkError
 from firnline.history.topology import snapshot as snapshot_module
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
+from firnline.history.topology.savepoint import create_topology_savepoint
 from firnline.history.topology.snapshot import Snapshots
 from firnline.history.topology.stopped import paused_run
 from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc, vacuum
-from firnline.names import log_cleanup
+from firnline.names import log_cleanup, topology_copy
 from firnline.process import find_process
 from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.table import Table
@@ -278,11 +279,14 @@ def test_a_restore_is_withdrawn_if_a_range_of_a_channel_is_gone(tmp_path: Path) 
     lake.compact()
     lake.complete(order)
     _, epochs = find_snapshot_epochs(lake.snapshots, order.snapshot)
+    copy = f"{lake.snapshots.home.root}/{topology_copy(lake.snapshots.home.name, order.snapshot)}"
+    create_topology_savepoint(lake.snapshots, order.snapshot, copy)
     for name in data_files(lake.table) - {Path(one).name for one in DeltaTable(lake.table).file_uris()}:
         next(lake.table.rglob(name)).unlink()  # another tool's vacuum, which knows no pins
     begun = find_or_order(lake.snapshots, order.snapshot, epochs, SystemClock(), RandomIds())
     result = perform_restore(lake.snapshots, begun, RandomIds().new(), SystemClock(), lambda _: None)
     assert result.decision is Decision.WITHDRAWN
     assert "b: it has yet to read" in result.reason
+    assert f"firnline topology restore --from-savepoint {copy} FILE" in result.reason
     assert table_ids(b.sinks[0].location) == then
     run_to_end(a)

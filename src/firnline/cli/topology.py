@@ -92,7 +92,8 @@ Output (JSON fields; the names are those of Flink):
   latest_ack_timestamp, end_to_end_duration_ms, checkpointed_size_bytes (of the
   checkpoints of its members), state_size_bytes (of the operators' state that
   they name), acknowledged (members that have recorded it / members),
-  restorable_until, reason
+  restorable_until (in place), copy (the path of its copy, with copy: true: a new
+  topology can start from it at any time), reason
   members [{name, epoch, recorded_at, duration_ms (since the order), in_channels
           (its tables hold the epoch), trouble}]
 
@@ -363,7 +364,17 @@ def _show_snapshot(out: Output, view: SnapshotView) -> None:
     out.sentence(f"Snapshot {view.id}: {view.status}{took}{f': {view.reason}' if view.reason else ''}")
     out.table(RECORD_COLUMNS, [{**member, "took": _took(member["duration_ms"])} for member in view.members])
     if view.restorable_until:
-        out.sentence(f"Restorable until {view.restorable_until}, unless other tools clean the tables up before.")
+        out.sentence(
+            f"Restorable in place until {view.restorable_until}, unless other tools clean the tables up before."
+        )
+    _show_copy(out, view)
+
+
+def _show_copy(out: Output, view: SnapshotView) -> None:
+    from firnline.history.topology.snapshot import start_from_copy
+
+    if view.copy:
+        out.sentence(f"{view.id}: a new topology can start from its copy at any time: {start_from_copy(view.copy)}")
 
 
 def _took(duration_ms: int | None) -> str:
@@ -396,7 +407,8 @@ def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> i
     common.out.table(SNAPSHOT_COLUMNS, rows)
     now = datetime.now(UTC)
     for one in found:
-        if one.status == "COMPLETED" and one.restorable_until and _is_half_over(one, now):
+        _show_copy(common.out, one)
+        if one.status == "COMPLETED" and not one.copy and one.restorable_until and _is_half_over(one, now):
             common.out.sentence(
                 f"{one.id}: half of the time is over until other tools may delete what it needs. Take another one."
             )

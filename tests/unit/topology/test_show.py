@@ -109,6 +109,7 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
         "acknowledged",
     ]
     assert taken["checkpointed_size_bytes"] > 0
+    assert taken["copy"] == str(copy)
     assert {member["name"]: member["epoch"] for member in taken["members"]} == {"bronze": 2, "silver": 2}
     assert taken["restorable_until"] > taken["trigger_timestamp"]
     SampleInput(lake / "in").add("b.json", 3)
@@ -120,7 +121,9 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     done = json.loads(capsys.readouterr().out)
     assert (done["done"], done["epochs"]) == (True, {"bronze": 4, "silver": 4})
     assert run_command(["topology", "list"]) == 0
-    assert "2/2" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2/2" in text
+    assert f"firnline topology restore --from-savepoint {copy} FILE" in text
     check_savepoint(lake, taken["id"], capsys)
     assert run_command(["topology", "restore", taken["id"], "--without", "silver", "--dry-run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -131,7 +134,8 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     assert not [path for path in copy.rglob("*") if path.is_file()]
     capsys.readouterr()
     assert run_command(["topology", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["snapshots"][0]["status"] == "DROPPED"
+    (dropped,) = json.loads(capsys.readouterr().out)["snapshots"]
+    assert (dropped["status"], dropped["copy"]) == ("DROPPED", None)
     assert run_command(["topology", "restore", taken["id"], "--yes"]) == 2
 
 

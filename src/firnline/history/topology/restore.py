@@ -18,7 +18,7 @@ from firnline.errors import ConfigError, FirnlineError, RollbackRefusedError, Si
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.history.topology.channels import Comparison, check_channels, find_missing, find_topics
 from firnline.history.topology.graph import Channel
-from firnline.history.topology.snapshot import Snapshots, announce_channels, find_tables
+from firnline.history.topology.snapshot import Snapshots, announce_channels, find_tables, start_from_copy
 from firnline.names import JOURNAL
 from firnline.run.followers import join
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
@@ -188,8 +188,16 @@ def check_plans(snapshots: Snapshots, plans: Mapping[str, RollbackPlan], order: 
             "Readers outside see the undone events, and then get them again under new ids; members skip them. To "
             f"accept that: firnline topology restore {target} {flags}"
         )
+    elif words := _name_copy(snapshots, order):
+        hint = f"{hint} {words}".strip()
     reasons = [f"{name}: {error.message}" for name, of_member in refusals.items() for error in of_member]
     raise RollbackRefusedError("; ".join(reasons), hint=hint, reasons=reasons)
+
+
+def _name_copy(snapshots: Snapshots, order: RestoreOrder) -> str:
+    """Return how to start from the copy of the snapshot, which needs nothing of the tables; empty without a copy."""
+    copy = snapshots.find_copy(order.target)
+    return f"A new topology can start from the copy of the snapshot: {start_from_copy(copy)}" if copy else ""
 
 
 def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollback:
@@ -284,6 +292,7 @@ def perform_restore(
 
 class _Performing:
     def __init__(self, snapshots: Snapshots, order: RestoreOrder, run: str, say: Callable[[str], None]) -> None:
+        self._snapshots = snapshots
         self._home = snapshots.home
         self._topology = snapshots.topology
         self._members = {name: open_pipeline(snapshots.topology.members[name]) for name in order.epochs}
@@ -317,7 +326,9 @@ class _Performing:
                     sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
             except FirnlineError as error:
                 problems.append(f"{name}: {error.message}")
-        return "; ".join(problems or self._check_ranges())
+        problems = problems or self._check_ranges()
+        words = _name_copy(self._snapshots, self._order) if problems else ""
+        return "; ".join(problems) + (f". {words}" if words else "")
 
     def _check_ranges(self) -> list[str]:
         """Return what is gone of the channels: each reader must find what it had not read by its epoch."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -100,7 +101,8 @@ class SnapshotView:
     checkpointed_size_bytes: int | None  # of the checkpoints of its records; None: not recorded
     state_size_bytes: int | None
     acknowledged: str  # members that have recorded it / members
-    restorable_until: str | None
+    restorable_until: str | None  # in place
+    copy: str | None  # a savepoint, from which a new topology can start at any time
     reason: str
     members: list[dict[str, Json]] = field(default_factory=list)
 
@@ -450,6 +452,15 @@ class Snapshots:
             if name in self.opened:
                 self._delete_pins(self.opened[name], order.snapshot)
 
+    def find_copy(self, snapshot: str) -> str | None:
+        """Return the path of the copy of a snapshot in the home; None if there is none, or it is not complete."""
+        folder = topology_copy(self.home.name, snapshot)
+        try:
+            self.home.storage.stat(f"{folder}/{TOPOLOGY_SAVEPOINT}")
+        except FileNotFoundError:
+            return None
+        return f"{self.home.root}/{folder}"
+
     def _delete_copy(self, snapshot: str) -> None:
         """Delete the copy of a dropped snapshot, its manifest first. What a kill leaves, the next command deletes."""
         folder = topology_copy(self.home.name, snapshot)
@@ -567,6 +578,7 @@ class Snapshots:
             state_size_bytes=state,
             acknowledged=f"{len(acknowledged)}/{len(order.members)}",
             restorable_until=outcome.restorable_until if outcome is not None else None,
+            copy=self.find_copy(order.snapshot) if status == "COMPLETED" else None,
             reason=outcome.reason if outcome is not None else "",
             members=members,
         )
@@ -621,6 +633,11 @@ def announce_channels(topology: Topology, opened: Mapping[str, OpenPipeline], ho
     """Tell every member which topics that it reads are channels, before a marker or void offsets can be in them."""
     for name, pipeline in opened.items():
         put_channels(pipeline.storage, name, home.name, home.root, topics_read_by(topology, name))
+
+
+def start_from_copy(copy: str) -> str:
+    """Return the command that starts a new topology from the copy of a snapshot."""
+    return f"{shlex.join(['firnline', 'topology', 'restore', '--from-savepoint', copy])} FILE"
 
 
 def fingerprint_of(options: PipelineOptions) -> str:
