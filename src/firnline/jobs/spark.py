@@ -8,12 +8,14 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError, requires
 from typing import TYPE_CHECKING, Any, Literal
 
 from firnline.errors import (
@@ -106,7 +108,10 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     # Workers must see the driver's packages; the variable also reaches executors on other hosts.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise _no_pyspark(f"cannot be imported ({error})") from error
 
     config = {**DEFAULTS, **settings}
     if config["spark.master"].startswith("local"):
@@ -131,8 +136,22 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
         return builder.getOrCreate()
     except EngineError:
         raise
+    except SystemExit as error:  # PySpark ends the process if it has no Spark
+        raise _no_pyspark("has no Spark beside it (bin/spark-submit and jars)") from error
     except Exception as error:  # py4j and pyspark raise many classes here
         raise EngineError(f"Spark does not start: {java_reason(error)}", hint=START_HINT) from error
+
+
+def _no_pyspark(problem: str) -> ConfigError:
+    """Return the error of an installation that lacks Spark."""
+    wanted = "pyspark"
+    with contextlib.suppress(PackageNotFoundError):  # Firnline runs from a folder
+        wanted = next((one for one in requires("firnline") or () if re.match(r"pyspark\b", one)), wanted)
+    command = shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", wanted])
+    return ConfigError(
+        f"PySpark of {sys.executable} {problem}, so that no Spark can start",
+        hint=f"Install it again: {command}. Or set SPARK_HOME to a Spark of the same version.",
+    )
 
 
 def _start_jvm(config: Mapping[str, str]) -> None:

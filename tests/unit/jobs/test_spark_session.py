@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -105,6 +106,22 @@ def test_pages_of_spark_that_a_spec_turns_on_listen_on_loopback(
         open_session("p", settings)
     assert found == [at]
     assert ("without a password" in caplog.text) == (at is None)  # executors elsewhere must reach the driver
+
+
+@pytest.mark.parametrize("missing", ["the package", "Spark"])
+def test_pyspark_that_is_not_whole_is_named_with_the_command(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark itself ends the process then (`sys.exit(-1)`), which looked like a bug of Firnline."""
+
+    def start(_: Mapping[str, str]) -> None:
+        raise SystemExit(-1)
+
+    monkeypatch.setattr("firnline.jobs.spark.find_java", lambda: "java")
+    monkeypatch.setattr("firnline.jobs.spark._start_jvm", start)
+    if missing == "the package":
+        monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(ConfigError, match=r"PySpark of .* no Spark can start") as caught:
+        open_session("p", {"spark.master": "local[1]", OPTIONS_KEY: ""})
+    assert f"{sys.executable} -m pip install --force-reinstall " in caught.value.hint
 
 
 def test_spark_connect_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
