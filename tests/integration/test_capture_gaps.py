@@ -235,6 +235,14 @@ def test_tables_without_a_key_are_named_and_take_consent(postgres: str, tmp_path
     options = make_options(postgres, tmp_path, tables=("*",))
     run_to_end(options)
     shop.lose()
+    lost = run_once(options).result.error
+    assert isinstance(lost, SourceGapError)
+    pipeline = open_pipeline(options)
+    found = pipeline.sources["db"].find_gap(pipeline.load().checkpoint.positions["db"])  # type: ignore[union-attr]
+    assert found is not None
+    for gap in (lost, found):  # the first command that they name is the one that is accepted below
+        assert gap.hint.partition("`")[2].partition("`")[0] == "firnline run --resnapshot-all --accept-gap"
+        assert "public.odd; it's has no key" in gap.hint
     with pytest.raises(SourceGapError) as caught:
         shop.run_with(Gap(resnapshot=("orders",)), options)
     assert "public.odd; it's" in caught.value.message

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+RESNAPSHOT_ALL = "`firnline run --resnapshot-all`"
 GAP_HINT = (
-    "What is committed stays as it is. Run once with `firnline run --resnapshot-all`: the log is read on where it "
-    "begins now, and all captured tables are emptied and read again. Or lose what changed in between: "
+    f"What is committed stays as it is. Run once with {RESNAPSHOT_ALL}: the log is read on where it "
+    "begins now, and all captured tables that have a key are emptied and read again. Or lose what changed in between: "
     "`firnline run --accept-gap`."
 )
 # Facts of a `SourceError`: the server does not answer, which every reader of it meets; nobody knows the host's name.

@@ -49,7 +49,7 @@ from firnline.sources.cdc.chunks import (
     WindowSeen,
     sees_epoch,
 )
-from firnline.sources.cdc.log import AWAY, LogStream, TableReader, at_first
+from firnline.sources.cdc.log import AWAY, RESNAPSHOT_ALL, LogStream, TableReader, at_first
 from firnline.sources.cdc.options import LogSourceOptions
 from firnline.sources.cdc.position import LogPosition, TableSnapshot
 from firnline.sources.cdc.reader_settings import WARNINGS, LogReaderSettings
@@ -396,6 +396,12 @@ class LogSource(Source):
     # -- planning -------------------------------------------------------------------------------------
 
     def plan(self, position: Json, limits: Limits) -> SourcePlan | None:
+        try:
+            return self._plan(position, limits)
+        except SourceGapError as error:
+            raise self._with_accepted_way(error, position) from error
+
+    def _plan(self, position: Json, limits: Limits) -> SourcePlan | None:
         known = LogPosition.from_json(position, self.kind)
         if self._check_holder is None:
             return None  # a command that only looks
@@ -723,8 +729,25 @@ class LogSource(Source):
             try:
                 stream.open(spooled[-1].end.place if spooled else known.place)
             except SourceGapError as error:
-                return error
+                return self._with_accepted_way(error, position)
         return None
+
+    def _with_accepted_way(self, gap: SourceGapError, position: Json) -> SourceGapError:
+        """Return a gap with a first command that is accepted: a table without a key cannot be read again, so that the
+        person has to say that its changes may be lost."""
+        way = RESNAPSHOT_ALL
+        if way not in gap.hint:
+            return gap
+        try:
+            lost = [one.name for one in self.find_losing(position) if not one.key]
+        except FirnlineError:  # nobody knows the tables now; the command itself says what it lacks
+            return gap
+        if not lost:
+            return gap
+        verb, few = ("has", lost[0]) if len(lost) == 1 else ("have", f"{lost[0]} and {len(lost) - 1} more")
+        hint = gap.hint.replace(way, f"{way.removesuffix('`')} --accept-gap`")
+        hint += f" {few} {verb} no key and cannot be read again: what changed there in between is lost either way."
+        return SourceGapError(gap.message, hint=hint, **gap.fields)
 
     def find_losing(self, position: Json, port: str = MAIN_PORT) -> list[CapturedTable]:
         known = LogPosition.from_json(position, self.kind).tables
