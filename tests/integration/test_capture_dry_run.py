@@ -55,8 +55,12 @@ def test_tables_rows_and_keys(
     assert "public.events none: append only 1 yes" in screen
     assert "public.events: the log does not have generated columns, so that no sink gets y" in screen
     assert "spool file" not in screen
+    assert "respect_source_tx" not in screen
     run_to_end(load_options(None))
+    with Path("firnline.yml").open("a") as spec:
+        spec.write("batch: {respect_source_tx: false}\n")
     tables, screen = dry_run(capsys)
+    assert "batch.respect_source_tx: false has no effect on source db: a transaction of a captured database" in screen
     assert [one["would_read"] for one in tables] == [False, False]
     assert "would read the changes of 2 tables" in screen
 

@@ -104,7 +104,7 @@ def preview(pipeline: OpenPipeline, width: int | None = None) -> dict[str, Any]:
         findings.warnings += source.remarks()
         if not found["files_outstanding"] and not found["late_files"] and not source.claims_first:
             findings.warnings.append(f"there is nothing to read below {source.location}")
-    findings.warnings += _silent_changes(pipeline)
+    findings.warnings += [*_whole_transactions(pipeline), *_silent_changes(pipeline)]
     tables = {sink.name: schema_rows(pipeline, sink.name, sampled, schemas) for sink in pipeline.options.sinks}
     head, only, shards = findings.head, sources[0] if len(sources) == 1 else None, _shards(findings, parallelism)
     return {
@@ -193,6 +193,18 @@ def _check_gaps(findings: _Findings, lease: Mapping[str, Json] | None) -> None:
             continue
         if gap is not None:
             raise gap
+
+
+def _whole_transactions(pipeline: OpenPipeline) -> list[str]:
+    """Say that a setting has no effect on captured databases."""
+    captured = [source.name for source in pipeline.sources if source.has_log]
+    if pipeline.options.batch.respect_source_tx or not captured:
+        return []
+    return [
+        f"batch.respect_source_tx: false has no effect on source {name}: a transaction of a captured database always "
+        "stays in one epoch"
+        for name in captured
+    ]
 
 
 def _silent_changes(pipeline: OpenPipeline) -> list[str]:

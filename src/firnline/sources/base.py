@@ -385,8 +385,8 @@ class Source(ABC):
         it. Several epochs may be in flight: `position` is then what `advance` returned for one that is not committed.
 
         A slice, and each of its splits, ends only where the source allows a cut. A source with transactions never
-        ends a slice inside one, even when that exceeds `limits`, unless `limits.respect_source_tx` is false. `limits`
-        are goals: a slice has at least one input.
+        ends a slice inside one, even when that exceeds `limits`; if `limits.respect_source_tx` is false, it may, but
+        need not. `limits` are goals: a slice has at least one input.
 
         Raises:
             SourceError: listing failed; the run tries again.

@@ -259,8 +259,8 @@ class BatchConfig(Config):
     )
     respect_source_tx: Flag = Field(
         default=True,
-        description="Whether a transaction of the source stays in one epoch. Files have none, and Kafka does not tell "
-        "where one ends.",
+        description="Whether a transaction of the source stays in one epoch. Those of captured databases always do: "
+        "`false` changes nothing there. Files have none, and Kafka does not tell where one ends.",
     )
     max_inflight: Count = Field(default=2, description="Maximum number of epochs in flight; commits stay in order.")
     job_timeout_secs: Seconds = Field(
