@@ -116,7 +116,7 @@ def dry_run(spec: Spec = None, *, common: Common = Common()) -> int:
     return 0
 
 
-def show_preview(out: Output, facts: dict[str, Any]) -> None:
+def show_preview(out: Output, facts: dict[str, Any], starts: str = "firnline run") -> None:
     """Show what a run would read."""
     resume, first, sample = facts["resume"], facts["first_epoch"], facts["sample"]
     source, sources = facts["source"], facts["sources"]
@@ -180,7 +180,7 @@ def show_preview(out: Output, facts: dict[str, Any]) -> None:
     for warning in facts["warnings"]:
         out.sentence(f"warning: {warning}")
     out.line()
-    out.line("nothing was written; `firnline run` starts it")
+    out.line(f"nothing was written; `{starts}` starts it")
 
 
 def _decides(facts: dict[str, Any]) -> dict[str, str]:

@@ -399,7 +399,7 @@ def _dry_run(call: Call) -> int:
     if call.common.json:
         call.common.out.json(facts)
     else:
-        dry_run.show_preview(call.common.out, facts)
+        dry_run.show_preview(call.common.out, facts, starts="firnline start")
     return 0
 
 

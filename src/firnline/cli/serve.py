@@ -115,12 +115,13 @@ def serve(
         raise ConfigError("--start and --only-watch exclude each other", hint="Leave one of them out.")
     address = Address(host, port, tls_cert, tls_key, trusted_proxy, allowed_host)
     rules = address.find_rules()
+    clock, registry = SystemClock(), Registry(places, os.environ)
+    registry.refresh()  # before anything is made for a service that has nothing to serve
     folder = Path(os.path.abspath(os.path.expanduser(state)))
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}", hint="Name a folder with --state.") from error
-    clock, registry = SystemClock(), Registry(places, os.environ)
     settings = Settings(str(folder), max_running, only_watch, start)
     with logging_dated(), locking(folder), address.listen() as listening:
         shutil.rmtree(folder / "exports", ignore_errors=True)  # downloads that a kill cut off
