@@ -151,6 +151,42 @@ def test_storage_that_fails_is_no_bug_and_names_no_folder(
         assert "secret-place" not in answer.text
 
 
+def test_a_run_is_stopped_though_that_cannot_be_recorded(
+    served: tuple[TestClient, Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, _ = served
+    asked: list[dict[str, Any]] = []
+
+    def answer_as_run(_: object, request: dict[str, Any], __: object) -> dict[str, Any]:
+        asked.append(request)
+        return {"ok": True, "pid": 1}
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/etc/secret-place")
+
+    monkeypatch.setattr("firnline.service.supervise.supervisor.ask", answer_as_run)
+    monkeypatch.setattr(LocalStorage, "put_new", fail)
+    answer = client.post(f"/api/v1/pipelines/{NAME}/stop", headers=bearer("operate"))
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_recorded")
+    assert "asked to stop" in answer.json()["detail"]
+    assert "No space left on device; the pipeline may be started again" in answer.json()["detail"]
+    assert "secret-place" not in answer.text
+    assert asked == [{"command": "status"}, {"command": "stop"}]
+
+
+def test_a_body_of_another_type_is_told_which_type_it_needs(served: tuple[TestClient, Service]) -> None:
+    client, _ = served
+    url, token = f"/api/v1/pipelines/{NAME}/rollback", bearer("admin")
+    for headers in ({}, {"Content-Type": "text/plain"}):
+        answer = client.post(url, content=b'{"to": 1}', headers={**token, **headers})
+        assert (answer.status_code, answer.json()["detail"]) == (
+            422,
+            "not valid: body (needs Content-Type: application/json)",
+        )
+    answer = client.post(url, json=["secret"], headers=token)
+    assert answer.json()["detail"] == "not valid: body (is no JSON object)"
+
+
 def test_every_answer_of_the_rest_interface_passes_the_disclosure(served: tuple[TestClient, Service]) -> None:
     found = [route for router in ROUTERS for route in router.routes]
     assert len(found) > 40

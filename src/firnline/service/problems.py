@@ -105,6 +105,13 @@ class StorageFailedError(ServiceError):
     code = "storage"
 
 
+class NotRecordedError(ServiceError):
+    """It is done, and could not be recorded: it may not last."""
+
+    status = 503
+    code = "not_recorded"
+
+
 class InternalError(ServiceError):
     """The service failed."""
 
@@ -161,6 +168,10 @@ def wrong_fields(errors: Sequence[Mapping[str, Any]]) -> str:
     for one in errors:
         of_ours = one["loc"][:-1] if one["type"] in ("extra_forbidden", "json_invalid") else one["loc"]
         name = ".".join(str(part) for part in of_ours)
+        if one["type"] == "model_attributes_type":
+            is_parsed = not isinstance(one.get("input"), bytes)
+            found.append(f"{name} ({'is no JSON object' if is_parsed else 'needs Content-Type: application/json'})")
+            continue
         # The words of the checks hold the limits of a field, which are ours, and never its value.
         why = _WHY.get(one["type"]) or str(one["msg"])[:1].lower() + str(one["msg"])[1:]
         known = one["type"] in _WHY or one["type"].startswith(_LIMITS)

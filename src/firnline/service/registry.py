@@ -36,6 +36,7 @@ class Registered:
     path: Path
     options: PipelineOptions | None = None
     problem: str | None = None
+    hint: str = ""  # what helps against the problem; without one, the file is to be edited
     last: PipelineOptions | None = None
 
     @property
@@ -47,7 +48,9 @@ class Registered:
     def usable(self) -> PipelineOptions:
         """The options; ConfigError, with the problem, if the file cannot be used."""
         if self.options is None:
-            raise ConfigError(f"pipeline {self.name!r} cannot be used: {self.problem}", hint=f"Edit {self.path.name}.")
+            raise ConfigError(
+                f"pipeline {self.name!r} cannot be used: {self.problem}", hint=self.hint or f"Edit {self.path.name}."
+            )
         return self.options
 
 
@@ -139,12 +142,14 @@ class Registry:
                 raise ConfigError(f"{path}: the path is not UTF-8", hint="Rename it.")
             options = build_options(load_spec(path, environ=self._environ), environ=self._environ)
         except FirnlineError as error:
-            problem = error.message
+            problem, hint = error.message, error.hint if error.hint != error.default_hint else ""
         except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
+            problem, hint = f"cannot be read: {error.strerror or error}", "Make it readable."
         else:
             return Registered(options.name, path, options)
-        return Registered(self._names.get(path) or _fallback_name(path), path, problem=escape(problem))
+        return Registered(
+            self._names.get(path) or _fallback_name(path), path, problem=escape(problem), hint=escape(hint)
+        )
 
 
 def _by_name(files: Mapping[Path, Registered]) -> dict[str, Registered]:
@@ -157,7 +162,7 @@ def _by_name(files: Mapping[Path, Registered]) -> dict[str, Registered]:
             found[one.name] = one
         elif one.options is not None:
             problem = f"{first.path} and {path} have the same name"
-            found[one.name] = replace(first, options=None, problem=problem)
+            found[one.name] = replace(first, options=None, problem=problem, hint="")
         else:
             name = escape(path.name)
             name = name if name not in found else escape(str(path)).strip("/").replace("/", ".")
@@ -171,12 +176,12 @@ def _keep(former: Registered, found: Registered | None) -> Registered:
     assert options is not None
     if found is None:
         problem = f"{former.path.name} is gone or names another pipeline, and a run is alive"
-        return replace(former, options=None, problem=problem, last=options)
+        return replace(former, options=None, problem=problem, hint="", last=options)
     if found.options is None:
         return replace(found, last=options)
     if found.options.home.root != options.home.root:
         problem = f"{found.path.name} has another home by now, and a run in the former one is alive: stop it"
-        return replace(found, options=None, problem=problem, last=options)
+        return replace(found, options=None, problem=problem, hint="", last=options)
     return found
 
 

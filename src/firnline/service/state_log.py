@@ -23,15 +23,16 @@ class StateLog:
         """Log what changed since the pipeline was last seen."""
         name = seen.registered.name
         state = seen.glance.state if seen.glance is not None else "unknown"
+        person = seen.explained
         waits = seen.decision if isinstance(seen.decision, Wait) else None
-        words = (state, seen.needs_person, waits is not None)
+        words = (state, person, waits is not None)
         with self._lock:
             before = self._words.get(name)
             self._words[name] = words
         if words == before:
             return
-        if seen.needs_person is not None and (before is None or before[1] != seen.needs_person):
-            reason = without_credentials(seen.needs_person).splitlines()[0]
+        if person is not None and (before is None or before[1] != person):
+            reason = without_credentials(person).splitlines()[0]
             logger.error("pipeline %s needs a person", name, extra={"state": state, "reason": reason})
         elif waits is not None and (before is None or not before[2]):
             logger.warning("pipeline %s is started again soon", name, extra={"state": state, "reason": waits.reason})

@@ -20,7 +20,7 @@ def summary(seen: Seen, now: datetime) -> dict[str, Json]:
     return {
         "pipeline": seen.registered.name,
         "state": glance.state if glance else "unknown",
-        "needs_person": seen.needs_person,
+        "needs_person": seen.explained,
         "wanted": wish.wanted if wish else None,
         "wanted_by": wish.by if wish else None,
         "wanted_since": wish.at if wish else None,

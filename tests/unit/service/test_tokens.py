@@ -13,8 +13,9 @@ from firnline import faults
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError
 from firnline.faults import InjectedFaultError
-from firnline.service.access.sessions import ENDED, SESSION_SECONDS, NotRecordedError, Sessions, load_key
+from firnline.service.access.sessions import ENDED, SESSION_SECONDS, Sessions, load_key
 from firnline.service.access.tokens import Identity, Tokens, ensure_tokens, hash_token, make_token
+from firnline.service.problems import NotRecordedError
 from firnline.storage import open_storage
 
 

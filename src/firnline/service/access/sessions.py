@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from firnline.service.access.tokens import Identity, Tokens, is_ours
-from firnline.service.problems import ServiceError
+from firnline.service.problems import NotRecordedError
 from firnline.storage import Storage
 from firnline.types import Clock
 
@@ -25,13 +25,6 @@ COOKIE = "firnline_session"
 SESSION_SECONDS = 12 * 3600
 KEY_BYTES = 32
 ENDED = "ended-sessions.json"
-
-
-class NotRecordedError(ServiceError):
-    """The end of a session could not be written."""
-
-    status = 503
-    code = "not_recorded"
 
 
 class Sessions:

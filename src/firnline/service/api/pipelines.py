@@ -15,7 +15,7 @@ from firnline.run.wanted import Wanted
 from firnline.service.access.tokens import Identity
 from firnline.service.answers import kept
 from firnline.service.api.common import ApiRoute, Name, Operator, Reader, Service, TheService
-from firnline.service.problems import ConflictError
+from firnline.service.problems import ConflictError, NotRecordedError
 from firnline.service.views import summary
 from firnline.types import Json
 
@@ -75,7 +75,18 @@ def resume(service: TheService, name: Name, identity: Operator) -> dict[str, Jso
 @router.post("/{name}/stop", status_code=202)
 def stop(service: TheService, name: Name, identity: Operator) -> dict[str, Json]:
     """Want the pipeline stopped: its run ends after the epochs in flight, and is not started again."""
-    return _wish(service, name, "stopped", identity)
+    try:
+        return _wish(service, name, "stopped", identity)
+    except OSError as error:
+        try:
+            service.supervisor.stop_unrecorded(name)
+        except ControlError:  # no run answers
+            raise error from None
+        reason = error.strerror or type(error).__name__
+        raise NotRecordedError(
+            f"the run was asked to stop, and that could not be recorded: {reason}; the pipeline may be started again",
+            hint="Free space, or make it writable and reachable; then stop it again.",
+        ) from error
 
 
 @router.post("/{name}/checkpoint", status_code=202)

@@ -42,7 +42,7 @@ from firnline.service.supervise.policy import (
     decide,
 )
 from firnline.storage import Storage, make_folders, open_storage
-from firnline.types import Clock, Ids
+from firnline.types import Clock, Ids, Json
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,20 @@ class Seen:
         if self.glance is not None and self.glance.state == "unreadable":
             return self.glance.problem
         return None
+
+    @property
+    def explained(self) -> str | None:
+        """`needs_person`, with the reason that the run itself recorded.
+
+        That may repeat values of records. Show it beside `last_error`, for which the disclosure withholds them.
+        """
+        launches = self.glance.launches if self.glance is not None else []
+        record = (self.glance.run if self.glance is not None else None) or {}
+        if not isinstance(self.decision, NeedsPerson) or not launches or launches[-1].is_alive:
+            return self.needs_person
+        if not _is_record_of(record, launches[-1]) or not record.get("error"):
+            return self.needs_person
+        return f"{self.needs_person}: {record['error']['message']}"
 
 
 class HomeHangsError(ControlError):
@@ -228,6 +242,12 @@ class Supervisor:
             ask(options, {"command": command, "wish": wish.number}, self._environ)
         self.look_soon(name)
         return wish
+
+    def stop_unrecorded(self, name: str) -> None:
+        """Ask a live run to stop, though nothing can be recorded; ControlError if none answers. The next look may start
+        another."""
+        ask(self._reachable(name), {"command": "stop"}, self._environ)
+        self.look_soon(name)
 
     def topology_files(self) -> list[Path]:
         """Return the topology files beside the pipeline files."""
@@ -598,10 +618,15 @@ class Supervisor:
 def find_code(storage: Storage, pipeline: str, launch: Launch) -> int | None:
     """Return the exit code of a run from its own record in the history; None if it left none."""
     for record in load_runs(storage, pipeline, LOOKED_AT):
-        if launch.run is not None and all(record.get(name) == value for name, value in asdict(launch.run).items()):
+        if _is_record_of(record, launch):
             code = record.get("exit_code")
             return int(code) if code is not None else None
     return None
+
+
+def _is_record_of(record: Mapping[str, Json], launch: Launch) -> bool:
+    """Whether a run's own record is that of the run of a launch."""
+    return launch.run is not None and all(record.get(name) == value for name, value in asdict(launch.run).items())
 
 
 def _ended(launch: Launch) -> Ended:
