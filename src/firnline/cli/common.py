@@ -357,6 +357,19 @@ def name_spec(hint: str, spec: str | None) -> str:
     return _COMMAND.sub(complete, hint)
 
 
+_OF_TOPOLOGY = re.compile(
+    r"\bfirnline topology (?:snapshot|list|drop|savepoint|restore)\b(?!` command| --from-savepoint)"
+)
+
+
+def name_topology(hint: str, file: str | None) -> str:
+    """Return a hint whose commands name the topology file that the command line named. Those for pipelines stay: it is
+    not their spec."""
+    if file is None or file in hint:
+        return hint
+    return _OF_TOPOLOGY.sub(lambda found: f"{found.group()} --file {shlex.quote(file)}", hint)
+
+
 def _find_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the command, as written, with which some words begin, and the names of its parameter for the spec; none
     if it has no such parameter."""

@@ -16,7 +16,7 @@ from cyclopts.exceptions import UnusedCliTokensError
 
 from firnline import __version__
 from firnline.cli import logs
-from firnline.cli.common import find_spec_argument, name_spec
+from firnline.cli.common import find_spec_argument, name_spec, name_topology
 from firnline.cli.output import FactsHandler, print_failure
 from firnline.errors import CommitUnknownError, FencedError, FirnlineError, SinkError, find_denied, hint_at_full_disk
 from firnline.process import HungError, TimedCalls
@@ -159,7 +159,8 @@ def _plainly(error: FirnlineError, tokens: Sequence[str]) -> FirnlineError:
             denied.__cause__ = error
             error = denied
     hint_at_full_disk(error)
-    error.hint = name_spec(error.hint, find_spec_argument(tokens))
+    named = find_spec_argument(tokens)
+    error.hint = name_topology(error.hint, named) if tokens[:1] == ["topology"] else name_spec(error.hint, named)
     return error
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from firnline.cli.checkpoints import fact_text, state_facts
-from firnline.cli.common import Common, Duration, Flag, Spec, load_pipeline, silent_text
+from firnline.cli.common import Common, Duration, Flag, Spec, load_pipeline, name_spec, silent_text
 from firnline.cli.output import (
     MAX_REASON,
     NAMES_SHOWN,
@@ -455,7 +455,8 @@ def show_status(out: Output, report: PipelineStatus, spec: str | None = None) ->
             facts[f"not in the log of {source['name']}"] = _silent_text(source["silent_changes"], spec)
     if len(report.sources) > 1:
         facts["backlog"] = _backlog_text(report)
-    out.facts(facts | _more_facts(report))
+    facts |= _more_facts(report)
+    out.facts({name: name_spec(fact, spec) if isinstance(fact, str) else fact for name, fact in facts.items()})
     if report.runs:
         out.line()
         out.table(RUN_COLUMNS, report.runs[:RUNS_SHOWN])

@@ -13,7 +13,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 import firnline
-from firnline.cli.common import find_spec_argument, name_spec
+from firnline.cli.common import find_spec_argument, name_spec, name_topology
 from firnline.cli.main import app, run_command
 from firnline.cli.output import cut_trace, print_failure
 from firnline.cli.text import exact
@@ -134,6 +134,21 @@ def test_a_source_that_may_not_be_listed_is_not_tried_again(
 def test_a_hint_names_the_spec_that_was_named(hint: str, named: str) -> None:
     assert name_spec(hint, "a b.yml") == named
     assert name_spec(hint, None) == hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "named"),
+    [
+        ("firnline topology list", "firnline topology list --file 'a b.yml'"),
+        ("firnline topology restore 4f2a --yes", "firnline topology restore --file 'a b.yml' 4f2a --yes"),
+        ("repeat the `firnline topology restore` command", "repeat the `firnline topology restore` command"),
+        ("firnline topology restore --from-savepoint x FILE", "firnline topology restore --from-savepoint x FILE"),
+        ("firnline gc --yes", "firnline gc --yes"),
+    ],
+)
+def test_a_hint_names_the_topology_file_that_was_named(hint: str, named: str) -> None:
+    assert name_topology(hint, "a b.yml") == named
+    assert name_topology(hint, None) == hint
 
 
 def commands_in_hints() -> list[tuple[str, str]]:

@@ -63,6 +63,9 @@ def test_status_shows_rows_last_commit_sources_sinks_and_files_set_aside(
     assert lines["sink delta-1"].startswith(f"in sync at epoch 2, version {table.version()}, in ")
     assert lines["set aside"].startswith(f"1 file: {aside['path']} (")
     assert lines["set aside"].endswith("; `firnline files --status set_aside` lists them all")
+    assert run_command(["status", "-f", str(finished)]) == 0
+    named = shown_facts(capsys.readouterr().out)["set aside"]
+    assert named.endswith(f"; `firnline files -f {finished} --status set_aside` lists them all")
 
 
 def shown_facts(text: str) -> dict[str, str]:

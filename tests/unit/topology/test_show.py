@@ -136,7 +136,12 @@ def test_snapshot_list_restore_and_drop(lake: Path, capsys: pytest.CaptureFixtur
     assert run_command(["topology", "list", "--json"]) == 0
     (dropped,) = json.loads(capsys.readouterr().out)["snapshots"]
     assert (dropped["status"], dropped["copy"]) == ("DROPPED", None)
-    assert run_command(["topology", "restore", taken["id"], "--yes"]) == 2
+    capsys.readouterr()
+    assert run_command(["topology", "restore", taken["id"], "topology.yml", "--yes"]) == 2
+    assert "firnline topology list --file topology.yml" in " ".join(capsys.readouterr().err.split())
+    assert run_command(["topology", "list", "--file", "topology.yml"]) == 0
+    assert run_command(["topology", "restore", "--file", "topology.yml", "none", "--yes"]) == 2
+    assert "no snapshot begins with 'none'" in capsys.readouterr().err
 
 
 def check_savepoint(lake: Path, snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:
