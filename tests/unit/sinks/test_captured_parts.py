@@ -178,6 +178,17 @@ def test_a_name_that_changed_in_case_alone_keeps_its_column() -> None:
     assert [(row["n"], row["~4E"]) for row in found] == [(7, None)]
 
 
+def test_a_name_that_changes_in_case_alone_in_the_first_epoch_keeps_its_column() -> None:
+    for known in (None, pa.schema([("id", pa.int64())])):
+        schema, found = fit(known, rows(id=[1], n=int32(1)), rows(id=[2], N=[1 << 40], _missing=pa.array([["N"]])))
+        assert schema.field("n").type == pa.int64()
+        assert [(row["id"], row["n"], row["_missing"]) for row in found] == [(1, 1, None), (2, 1 << 40, ["n"])]
+        assert "N" not in schema.names
+        assert "_rescued_data" not in schema.names
+    schema, found = fit(None, rows(id=[1], N=[1]), rows(id=[2], n=[2]), rows(**{"id": [3], "n": [3], "~4E": [4]}))
+    assert [(row["N"], row["~4E"]) for row in found] == [(1, None), (2, None), (3, 4)]  # a table that got both
+
+
 def test_missing_columns_are_named_as_they_are_called_here() -> None:
     missing = pa.array([["n", "id"], None, ["n"]])
     _, found = fit(KNOWN, rows(id=[1, 2, 3], n=["x", "y", "z"], _missing=missing))

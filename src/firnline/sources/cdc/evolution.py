@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -58,6 +58,22 @@ def new_names(
         found[column.name] = next(
             name for name in names if name.lower() not in taken and (name not in known or holds(known[name], own))
         )
+    return found
+
+
+def spelled_first(names: Sequence[str], renamed: Mapping[str, str], spelled: dict[str, str]) -> dict[str, str]:
+    """Return the columns of a table that get another name here, as `new_names`, if columns came with the same epoch.
+
+    A column whose name differs in upper and lower case only from one that came before in this epoch goes on in that
+    one, unless the table has both now. `spelled` has the columns that came before, by lower case; it gets those of
+    `names`, which are the table's columns.
+    """
+    found, now = dict(renamed), {renamed.get(name, name) for name in names}
+    for name in names:
+        here = found.get(name, name)
+        first = spelled.setdefault(here.lower(), here)
+        if first not in now:
+            found[name] = first
     return found
 
 

@@ -19,7 +19,7 @@ from firnline.sinks.table_rows import COMMON_COLUMNS, SourceTable, mark_table
 from firnline.sources.base import MAIN_PORT, Budget, ReadColumns, Rows, Split, SplitEnd, SplitReader
 from firnline.sources.cdc.chunks import ChunkFile, SnapshotBegin, WindowSeen, find_again, lay_under, lost_values
 from firnline.sources.cdc.column_names import BEFORE
-from firnline.sources.cdc.evolution import new_names
+from firnline.sources.cdc.evolution import new_names, spelled_first
 from firnline.sources.cdc.log import (
     Changes,
     Ddl,
@@ -112,6 +112,7 @@ class LogReader(SplitReader):
         self._decoder = open_decoder(self._settings.wants_before or MAIN_PORT in ports, self._keys)
         self._window_decoder = open_decoder(True, self._keys)
         self._windows: dict[str, _Window] = {}
+        self._spelled: dict[str, dict[str, str]] = {}  # by port: columns of the rows so far, by lower case
         self._chunked = {str(item["chunk"]["table"]) for item in split.inputs if "chunk" in item}
         self._storage = open_storage(self._settings.root, self._settings.storage_options)
 
@@ -300,7 +301,7 @@ class LogReader(SplitReader):
             ends[port] = int(changes.order[-1])
             self._check_keys(changes)
             if port in self._ports:
-                rows = self._change_rows(changes, decoded, new_names(changes.schema, self._ports[port]))
+                rows = self._change_rows(changes, decoded, self._new_names(port, changes.schema))
                 yield from self._fit(origin, port, rows, changes)
             for pattern, tables in self._patterns.items():
                 if tables.covers(changes.schema.table):
@@ -308,6 +309,15 @@ class LogReader(SplitReader):
         if MAIN_PORT in self._ports and decoded.changes:
             batch, order = self._envelope(decoded)
             yield from self._fit(origin, MAIN_PORT, batch, order)
+
+    def _new_names(self, port: str, schema: TableSchema) -> dict[str, str]:
+        """Return the columns of a table that get another name at its port."""
+        columns = self._ports[port]
+        renamed = new_names(schema, columns)
+        if columns.evolution != "add":
+            return renamed
+        spelled = self._spelled.setdefault(port, {})
+        return spelled_first([one.name for one in schema.columns], renamed, spelled)
 
     def _check_keys(self, changes: Changes) -> None:
         """Refuse rows that a sink cannot identify: of a table without a key of its own, or with a value in the key that

@@ -27,7 +27,7 @@ from firnline.rescued import Rescued, add_rescued
 from firnline.schema import RESCUED_COLUMN, RESERVED_PREFIX, is_wider, merge, own_columns, type_to_text, widen
 from firnline.sinks.delta.parts.table import refuse_name
 from firnline.sinks.table_rows import TABLE_COLUMN, SourceTable
-from firnline.sources.cdc.evolution import can_hold, new_names
+from firnline.sources.cdc.evolution import can_hold, new_names, spelled_first
 from firnline.sources.cdc.log import Column, TableSchema
 from firnline.sources.cdc.position import is_other_key
 from firnline.sources.cdc.tables import snapshot_command
@@ -130,6 +130,7 @@ class PartColumns:
     options: SchemaOptions
     _frozen: frozenset[str] = frozenset()
     _named: dict[pa.Schema, dict[str, pa.Field]] = field(default_factory=dict)  # columns of rows by their names here
+    _spelled: dict[str, str] = field(default_factory=dict)  # columns of rows of this epoch, by lower case
     _decoder: ParquetDecoder | None = None
     rescued: list[Rescued] = field(default_factory=list)  # by column: values that did not fit here
 
@@ -190,6 +191,8 @@ class PartColumns:
         described = tuple(Column(one.name, one.type, type_to_text(one), one.name in key) for one in own)
         columns = Columns(self.schema, self._frozen, {}, evolution=self.options.evolution)
         renamed = new_names(TableSchema(self.table.full_name, described), columns, _holds)
+        if self.options.evolution == "add":
+            renamed = spelled_first([one.name for one in own], renamed, self._spelled)
         return {renamed.get(one.name, one.name): one for one in rows if one.name != TABLE_COLUMN}
 
     def _widen(self, fields: Mapping[str, pa.Field]) -> None:
