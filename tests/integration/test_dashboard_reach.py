@@ -25,6 +25,7 @@ from tests.support.dashboards import STATEFUL, Served, add_input, serving, write
 from tests.support.receiver import Reply, running_receiver
 
 PARTS = [*(key for key, _ in TABS), "checkpoints/1", "act/stop", "savepoints/make"]
+TOPOLOGIES = ["/t", "/t/lake"]
 TAB, ENTER = ("Tab", 9), ("Enter", 13)
 
 
@@ -35,7 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Served]:
-    """`flights` has state and a bad record; `tides` can be broken."""
+    """`flights` has state and a bad record; `tides` can be broken; `daily`, which never ran, reads from `flights`.
+
+    `flights` and `daily` are the topology `lake`; the file `lost-topology.yml` cannot be used.
+    """
     for name, spec in (("flights", STATEFUL), ("tides", {})):
         path = write_pipeline(folder, name, **spec)
         for number in range(2):
@@ -43,9 +47,16 @@ def served(folder: Path) -> Iterator[Served]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("firnline.pipeline.SparkEngine", lambda *_, **__: LocalEngine())
             Pipeline.load(path).run(once=True)
+    write_pipeline(folder, "daily", sources={"rows": {"type": "delta", "table": "../flights/all"}})
+    for name, file, members in (
+        ("lake", "topology.yml", ["flights/firnline.yml", "daily/firnline.yml"]),
+        ("lost", "lost-topology.yml", ["nowhere.yml"]),
+    ):
+        (folder / "pipelines" / file).write_text(json.dumps({"name": name, "pipelines": members}))
     with serving(folder, only_watches=True) as found:
         for name in ("flights", "tides"):
             found.wait_for_state(name, "done")
+        found.wait_for_state("daily", "new")
         yield found
 
 
@@ -117,9 +128,9 @@ def ax_tree(page: Page) -> list[dict[str, Any]]:
 
 def test_what_a_screen_reader_gets(page: Page, served: Served) -> None:
     log_in(page, served.url)
-    for path in ("/", *(f"/p/flights/{part}".rstrip("/") for part in PARTS)):
+    for path in ("/", *TOPOLOGIES, *(f"/p/flights/{part}".rstrip("/") for part in PARTS)):
         page.goto(f"{served.url}{path}")
-        page.wait_for("document.querySelector('#live, #plan') !== null")
+        page.wait_for("document.querySelector('#live, #plan, #main table') !== null")
         found = ax_tree(page)
         roles = [one["role"] for one in found]
         assert {"banner", "main", "contentinfo", "navigation"} <= set(roles), path
@@ -174,9 +185,10 @@ def test_text_can_be_read_in_both_colour_schemes(page: Page, served: Served, *, 
         "/p/flights/files",
         "/p/flights/act/stop",
         "/p/flights/runs",
+        *TOPOLOGIES,
     ):
         page.goto(f"{served.url}{path}")
-        page.wait_for("document.querySelector('#live, #plan') !== null")
+        page.wait_for("document.querySelector('#live, #plan, #main table') !== null")
         assert page.evaluate(CONTRAST) == [], path
         shades.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert shades == {"rgb(18, 22, 28)" if dark else "rgb(245, 246, 248)"}
@@ -220,6 +232,19 @@ def test_an_action_without_a_mouse(page: Page, served: Served) -> None:
     page.press("Escape", 27)
     page.wait_for("document.querySelector('dialog')?.open === false")
     assert page.evaluate("document.activeElement.id") == "act-start"
+
+
+def test_a_topology_without_a_mouse(page: Page, served: Served) -> None:
+    page.goto(f"{served.url}/login?next=/t")
+    page.type("token-of-read")
+    page.press(*ENTER)
+    page.wait_for("location.pathname === '/t' && document.readyState === 'complete'")
+    focus(page, "a[href='/t/lake']")
+    page.press(*ENTER)
+    page.wait_for("location.pathname === '/t/lake' && document.querySelector('svg.graph') !== null")
+    graph = [one for one in ax_tree(page) if "the table below holds the same figures" in one["name"]]
+    assert len(graph) == 1
+    assert "flights → daily" in page.text()  # what the graph shows is in the table
 
 
 # -- every action that has a plan ----------------------------------------------------------------------

@@ -96,7 +96,7 @@
     const copy = event.target.closest("[data-copy]");
     if (copy) {
       navigator.clipboard.writeText(copy.dataset.copy).then(() => {
-        copy.textContent = "Copied";
+        copy.textContent = document.getElementById("said").textContent = "Copied";  // its name is the command
         setTimeout(() => { copy.textContent = "Copy"; }, 1500);
       });
     }
