@@ -18,6 +18,7 @@ import firnline.sinks.delta.table
 from firnline.checkpoint.codec import canonical, seal
 from firnline.clock import SystemClock
 from firnline.errors import SinkError
+from firnline.history.status import load_status
 from firnline.history.topology import snapshot as snapshot_module
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.savepoint import create_topology_savepoint
@@ -27,6 +28,7 @@ from firnline.maintenance.compact import compact
 from firnline.maintenance.gc import gc, vacuum
 from firnline.names import log_cleanup, topology_copy
 from firnline.process import find_process
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.table import Table
 from firnline.storage import open_storage
@@ -145,6 +147,27 @@ def test_a_limit_of_time_or_bytes_drops_the_oldest_snapshots(tmp_path: Path) -> 
     assert "more than" in dropped[1]
     assert lake.snapshots.find_held_files() == {}
     assert lake.snapshots.limit_hold(timedelta(0)) == {}, "nothing is left to drop"
+
+
+def test_a_run_warns_of_a_snapshot_that_is_held_beyond_its_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(tmp_path)
+    a = lake.members[0]
+    lake.complete(lake.snapshots.order(TIMEOUT, timedelta(days=1)))
+    order = lake.snapshots.order(TIMEOUT, timedelta(0))
+    lake.complete(order)
+    run_to_end(a)
+    caplog.clear()
+    lake.sample.add("f4.json", 3)
+    run_to_end(a)
+    command = f"firnline topology drop {order.snapshot} --yes"
+    (alarm,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("alarm: "))
+    assert f"beyond its max_hold, which ended at {order.hold_until}; to drop it: {command}" in alarm
+    (overdue,) = load_status(open_pipeline(a)).overdue_snapshots
+    assert (overdue["snapshot"], overdue["command"]) == (order.snapshot, command)
+    lake.snapshots.drop(order.snapshot)
+    assert load_status(open_pipeline(a)).overdue_snapshots == []
 
 
 class At:

@@ -35,6 +35,7 @@ from firnline.clock import ago_text
 from firnline.errors import ControlError, FirnlineError
 from firnline.names import JOURNAL
 from firnline.rescued import Rescued
+from firnline.topology.records import Overdue
 
 if TYPE_CHECKING:
     from firnline.history.status import PipelineStatus
@@ -101,6 +102,10 @@ Output (JSON fields):
                 rows written to the sink rows_in (the deciding one; the first
                 sink if the journal decides) by the epochs from rows_since on;
                 older epochs are folded; of an upsert, change rows
+  overdue_snapshots
+                of topologies, which hold the floor longer than max_hold allows:
+                [{snapshot, topology, epoch (of the record), hold_until, command
+                (drops it)}]
   set_aside     [{source, path, reason}]: the first 10 files set aside
   state         new, done, failed, fenced, or died (killed; running again is
                 safe); of a live run starting, running, pausing, paused or
@@ -509,6 +514,8 @@ def _warnings(report: PipelineStatus) -> dict[str, str]:
             f"do not grow with time ({', '.join(report.unordered_names)}): every poll compares a full listing with the "
             "ledger; nothing is lost. Names that begin with the time make polls cheaper"
         )
+    for one in report.overdue_snapshots:
+        facts[f"snapshot {one['snapshot']}"] = f"alarm: {Overdue(**one)}"
     if report.repairs:
         facts["repairs"] = "; ".join(report.repairs)
     return facts

@@ -80,7 +80,8 @@ next command completes it.
 
 The topology file sets the defaults: snapshots: {every, keep, timeout,
 include_stopped, max_hold (7d, or 50GB of files that only snapshots need: then
-the oldest are dropped, with an alarm), copy (true: a savepoint in the home)}.
+the oldest are dropped, with an alarm; of a time, runs of members warn, too),
+copy (true: a savepoint in the home)}.
 
 gc, vacuum and log clean-up of Firnline keep what a completed snapshot needs,
 and members keep their floors at or below it, until it is dropped. Other tools
@@ -253,7 +254,8 @@ def _open_with_spec(file: str | None) -> tuple[Snapshots, SnapshotSpec]:
         raise ConfigError(f"{file} is a pipeline file", hint="Name a topology file: its home keeps the snapshots.")
     topology = make_topology(loaded.pipelines)
     home = TopologyHome(open_storage(loaded.home, _storage_options(topology)), loaded.name)
-    return Snapshots(topology, home, SystemClock(), RandomIds()), loaded.snapshots
+    file = str(loaded.path.absolute())
+    return Snapshots(topology, home, SystemClock(), RandomIds(), file), loaded.snapshots
 
 
 def _storage_options(topology: Topology) -> dict[str, str]:
@@ -309,7 +311,7 @@ def snapshot(
 def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
     from firnline.topology.decide import Outcome
 
-    order = snapshots.order(spec.timeout)
+    order = snapshots.order(spec.timeout, spec.max_hold if isinstance(spec.max_hold, timedelta) else None)
     say(f"snapshot {order.snapshot}: waiting for {', '.join(order.members)}")
     with contextlib.ExitStack() as stack:
         if spec.include_stopped:

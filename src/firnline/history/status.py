@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from html import escape
 
@@ -27,6 +27,7 @@ from firnline.sinks.known import find_away, known_sinks
 from firnline.sources.base import InputStatus
 from firnline.stores.lease import LeaseRecord
 from firnline.stores.tiers import NewestCopy
+from firnline.topology.records import Outcomes
 from firnline.types import Json
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class PipelineStatus:
     copies: list[dict[str, Json]] = field(default_factory=list)  # the heads of the store and the tiers
     outbox: dict[str, Json] | None = None  # files, size_bytes: rows for further sinks; None with one sink
     lease: dict[str, Json] | None = None
+    overdue_snapshots: list[dict[str, Json]] = field(default_factory=list)  # of topologies; held beyond max_hold
     control: dict[str, Json] | None = None
 
     def _repr_html_(self) -> str:
@@ -179,8 +181,16 @@ def load_status(pipeline: OpenPipeline, control: dict[str, Json] | None = None) 
         copies=load_copies(pipeline, head, runs[0].get("copies_failing") if runs else None),
         outbox=load_outbox(pipeline),
         lease=load_lease(pipeline),
+        overdue_snapshots=_load_overdue(pipeline, head),
         control=control,
     )
+
+
+def _load_overdue(pipeline: OpenPipeline, head: Head) -> list[dict[str, Json]]:
+    """Return the snapshots of topologies that hold the floor longer than they may."""
+    recorded = head.checkpoint.topology if head.checkpoint else {}
+    outcomes = Outcomes(pipeline.options.home.storage_options)
+    return [asdict(one) for one in outcomes.find_overdue(recorded, pipeline.clock.now())]
 
 
 def _find_hole(pipeline: OpenPipeline, head: Head, runs: list[dict[str, Json]]) -> str | None:

@@ -78,6 +78,7 @@ class TopologySnapshots:
         self._clock = clock
         self._looked_at = float("-inf")
         self._released: set[str] = set()
+        self._alarmed: set[str] = set()  # snapshots that are held for too long, and were logged
 
     def look(self, recorded: Mapping[str, Json]) -> Taking:
         """Read the requests. `recorded` is what the base of the plan remembers."""
@@ -92,4 +93,8 @@ class TopologySnapshots:
         if held and now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
             self._released |= {name for name in held if self._outcomes.is_released(name, recorded[name])}
+            for one in self._outcomes.find_overdue(recorded, self._clock.now()):
+                if one.snapshot not in self._alarmed:
+                    self._alarmed.add(one.snapshot)
+                    logger.warning("alarm: %s", one, extra={"snapshot": one.snapshot})
         return self._released & set(recorded)

@@ -9,8 +9,10 @@ the home of each member, below `_firnline/<pipeline>/`, `snapshots/<id>.json` as
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
@@ -132,6 +134,8 @@ class Order:
     expires_at: str
     members: dict[str, MemberOrder]
     channels: tuple[dict[str, str], ...]
+    hold_until: str = ""  # max_hold ends; empty without one
+    file: str = ""  # the topology file, for commands in messages
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -139,6 +143,8 @@ class Order:
             "topology": self.topology,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "hold_until": self.hold_until,
+            "file": self.file,
             "members": {name: one.to_json() for name, one in self.members.items()},
             "channels": [dict(channel) for channel in self.channels],
         }
@@ -159,6 +165,8 @@ class Order:
                 expires_at=str(body["expires_at"]),
                 members=members,
                 channels=tuple(dict(channel) for channel in body["channels"]),
+                hold_until=str(body.get("hold_until", "")),
+                file=str(body.get("file", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -411,6 +419,23 @@ def load_asked(storage: Storage, pipeline: str) -> list[Marker]:
     return sorted(found, key=lambda marker: marker.snapshot)
 
 
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A snapshot that holds the floor of a member longer than `max_hold` allows."""
+
+    snapshot: str
+    topology: str
+    epoch: int  # of the record: the floor stays there
+    hold_until: str
+    command: str  # that drops it
+
+    def __str__(self) -> str:
+        return (
+            f"snapshot {self.snapshot} of topology {self.topology!r} holds the floor at epoch {self.epoch}, beyond its "
+            f"max_hold, which ended at {self.hold_until}; to drop it: {self.command}"
+        )
+
+
 class Outcomes:
     """What became of snapshots, as far as a member can see it: it opens their homes with its own storage options.
 
@@ -420,6 +445,7 @@ class Outcomes:
     def __init__(self, storage_options: Mapping[str, str]) -> None:
         self._options = dict(storage_options)
         self._found: dict[str, SnapshotOutcome] = {}
+        self._orders: dict[str, Order] = {}
 
     def find(self, marker: Marker) -> SnapshotOutcome | None:
         """Return the outcome of a snapshot; None while it is open, or unknown."""
@@ -441,6 +467,25 @@ class Outcomes:
         except (OSError, DamagedError):
             dropped = False
         return is_released(aborted=outcome.status == "aborted", dropped=dropped)
+
+    def find_overdue(self, recorded: Mapping[str, Json], now: datetime) -> list[Overdue]:
+        """Return the snapshots that hold the floor longer than `max_hold` allows, of those that a checkpoint
+        remembers."""
+        found = []
+        for snapshot, epoch in held_records(recorded).items():
+            topology, home = (str(recorded[snapshot].get(key, "")) for key in ("topology", "home"))
+            if snapshot not in self._orders:
+                with contextlib.suppress(OSError, DamagedError):
+                    order = self._home(topology, home).find_order(snapshot)
+                    if order is not None:
+                        self._orders[snapshot] = order
+            known = self._orders.get(snapshot)
+            if known is None or not known.hold_until or now < datetime.fromisoformat(known.hold_until):
+                continue
+            if not self.is_released(snapshot, recorded[snapshot]):
+                words = ["firnline", "topology", "drop", snapshot, *([known.file] if known.file else []), "--yes"]
+                found.append(Overdue(snapshot, topology, epoch, known.hold_until, shlex.join(words)))
+        return found
 
     def _home(self, topology: str, home: str) -> TopologyHome:
         return TopologyHome(open_storage(home, self._options), topology)

@@ -111,19 +111,23 @@ class SnapshotView:
 
 
 class Snapshots:
-    """The snapshots of one topology."""
+    """The snapshots of one topology. `file` names it in commands of messages."""
 
-    def __init__(self, topology: Topology, home: TopologyHome, clock: Clock, ids: Ids) -> None:
+    def __init__(self, topology: Topology, home: TopologyHome, clock: Clock, ids: Ids, file: str = "") -> None:
         self.topology = topology
         self.home = home
         self._clock = clock
         self._ids = ids
+        self._file = file
         self.opened = {name: open_pipeline(options) for name, options in topology.members.items()}
 
     # -- order ----------------------------------------------------------------------------------------
 
-    def order(self, timeout: timedelta) -> Order:
+    def order(self, timeout: timedelta, max_hold: timedelta | None = None) -> Order:
         """Order a snapshot: pins, then the order, then every member is asked.
+
+        Args:
+            max_hold: How long it may be held; runs of members warn afterwards.
 
         Raises:
             ConfigError: a channel has no markers or several writers, or a member has no epoch yet.
@@ -150,6 +154,8 @@ class Snapshots:
                 for name, head in heads.items()
             },
             channels=tuple(channel.to_json() for channel in self.topology.channels),
+            hold_until=(now + max_hold).isoformat() if max_hold is not None else "",
+            file=self._file,
         )
         announce_channels(self.topology, self.opened, self.home)
         tables = {
