@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,9 @@ def test_purged_logs_are_refused_as_a_run_does(
 
     wait_until(is_purged)
     assert "`firnline run --resnapshot-all`" in refuse(capsys, 1)
+    assert run_command(["status"]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"has purged the log file \S+ of the position: the next run stops", screen)
 
 
 MANY = """

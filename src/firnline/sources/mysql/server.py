@@ -437,6 +437,11 @@ def read_log(db: Any, server: Server) -> LogState:
     return LogState(server, file, pos, sizes, int(now))
 
 
+def purged_text(server: Server, file: str) -> str:
+    """Return the words for a file of the log that is gone though it is needed."""
+    return f"server {server.host[0]}:{server.host[1]} has purged the log file {file} of the position"
+
+
 def version_of(server: Server) -> tuple[int, ...]:
     """Return the first two numbers of the server's version."""
     return tuple(int(word) for word in server.version.split("-")[0].split(".")[:2])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from firnline.errors import ConfigError, DamagedError, SourceError
 from firnline.sources.base import LogLag
 from firnline.sources.cdc.column_names import names_here, renamings
 from firnline.sources.cdc.log import LogStream, TableReader
+from firnline.sources.cdc.position import LogPosition
 from firnline.sources.cdc.source import LogSource
 from firnline.sources.cdc.tables import name_like
 from firnline.sources.mysql.connect import Dsn, connect_any
@@ -30,6 +32,7 @@ from firnline.sources.mysql.server import (
     gtids_at,
     log_filters,
     logs_cascades,
+    purged_text,
     query,
     read_log,
     read_server,
@@ -231,6 +234,21 @@ class MySqlSource(LogSource):
 
     def place_text(self, place: Json) -> str:
         return str(place["gtid_set"] or f"{place['file']}:{place['pos']}")
+
+    def log_lag(self, position: Json) -> LogLag:
+        lag, known = super().log_lag(position), LogPosition.from_json(position, self.kind)
+        if known.place is None or lag.unknown or lag.lag_bytes is not None:
+            return lag
+        # The log from the position on is gone; what a run has spooled of it is enough.
+        spooled = self._find_spooled(known)
+        end = spooled[-1].end.place if spooled else known.place
+        with contextlib.suppress(SourceError, ConfigError), self._connected() as (db, server):  # it answered just now
+            log = read_log(db, server)
+            if end["server_uuid"] == server.uuid and end["file"] not in log.sizes:
+                return replace(
+                    lag, alarm=f"{purged_text(server, end['file'])}: the next run stops, and says how to go on"
+                )
+        return lag
 
     def measure(self, place: Json) -> LogLag:
         with self._connected() as (db, server):

@@ -54,6 +54,7 @@ from firnline.sources.mysql.server import (
     logged_gtids,
     logs_cascades,
     prepare_dump,
+    purged_text,
     query,
     read_server,
     send,
@@ -404,7 +405,7 @@ class MySqlStream(LogStream):
             )
         created = self._created_of(server, place["file"])
         if created is None:
-            raise _gap(f"server {_at(server)} has purged the log file {place['file']} of the position")
+            raise _gap(purged_text(server, place["file"]))
         if created != place["created"]:
             raise _gap(
                 f"the log file {place['file']} of server {_at(server)} is another one than the one that was read"
