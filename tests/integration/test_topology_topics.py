@@ -15,6 +15,7 @@ from firnline.history.topology.restore import (
     RestoreResult,
     check_plans,
     find_epochs_at,
+    find_inconsistent,
     find_or_order,
     find_snapshot_epochs,
     perform_restore,
@@ -87,12 +88,15 @@ class Chain:
         assert settle(self.snapshots, order) == (Outcome.COMMIT, "")
         return order.snapshot
 
-    def restore(self, target: str, epochs: dict[str, int] | None = None) -> RestoreResult:
+    def restore(
+        self, target: str, epochs: dict[str, int] | None = None, *, without: tuple[str, ...] = ()
+    ) -> RestoreResult:
         snapshots = open_snapshots(self.folder, self.members)
         order = find_or_order(
             snapshots, target, epochs or find_snapshot_epochs(snapshots, target)[1], SystemClock(), RandomIds(),
-            leave=[self.sink],
+            leave=[self.sink], without=without,
         )  # fmt: skip
+        self.inconsistent = find_inconsistent(snapshots, order)
         return perform_restore(snapshots, order, RandomIds().new(), SystemClock(), print)
 
     def ids(self) -> list[Counter[int]]:
@@ -149,6 +153,24 @@ def test_a_topic_keeps_what_its_reader_had_not_read(tmp_path: Path, kafka: Kafka
     assert chain.ids()[1] == chain.ids()[0], "it reads what the topic held at the cut, and not what was undone"
     chain.run()
     assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_a_reader_of_a_topic_that_stays_gets_the_undone_rows_again(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path, kafka)
+    a, b = chain.members
+    chain.sample.add("f2.json", 5)
+    chain.run()
+    read = Counter(chain.sample.ids)
+    chain.sample.add("f3.json", 5)
+    chain.run(a)  # b has not read it, and never reads it from the void offsets
+    assert chain.restore(chain.id, without=("b",)).decision is Decision.GO
+    (line,) = chain.inconsistent
+    assert line.startswith("b has read rows of a that are undone: its own stay, and it gets them again")
+    assert chain.ids() == [chain.then, read]
+    chain.run(b)
+    assert chain.ids() == [chain.then, read]
+    chain.run()
+    assert chain.ids() == [chain.sample.ids, chain.sample.ids + (read - chain.then)]
 
 
 def test_a_topic_must_be_left_by_name(tmp_path: Path, kafka: KafkaServer) -> None:
