@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from functools import partial
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from firnline.history.edits.rollback import Rollback
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
 from tests.support.kafka import KafkaServer
 from tests.support.kafka_sinks import kafka_sink, table_and_topic, topic_ids
 from tests.support.kills import in_proof, kill_at_every_point
@@ -117,6 +120,34 @@ def test_killed_again_and_again_with_other_settings_each_time(
     assert launcher.start(options).wait(180).exit_code == 0
     assert topic_ids(kafka, topic) == table_ids(tmp_path / "table") == sample.ids
     assert kills >= 3
+
+
+def test_a_rollback_behind_a_part_of_an_epoch_says_so_in_every_partition(
+    launcher: Launcher, sample: SampleInput, make_options: MakeOptions, tmp_path: Path, kafka: KafkaServer
+) -> None:
+    """The run is killed after the first transaction of epoch 2: the topic has a part of it, and its head is epoch 1."""
+    topic = kafka.new_topic(2)
+    sink = kafka_sink(kafka, topic, max_transaction_bytes=3000)
+    options = make_options(max_files=1, sinks=table_and_topic(tmp_path, sink))
+    sample.add("1.json", 10)
+    run(options)
+    whole = Counter(sample.ids)
+    sample.add("2.json", 60)
+    ended = launcher.run(options, "kafka.commit.after:2:kill")  # the first commit is the claim
+    assert ended.exit_code == KILLED
+    assert whole < topic_ids(kafka, topic) < sample.ids
+    Rollback(open_pipeline(options), 1, leave=[sink.name]).perform("person")
+    run(options)
+    records = kafka.read(topic)
+    controls = [record for record in records if record.key == b"firnline-control"]
+    assert [record.partition for record in controls] == [0, 1]
+    assert {json.dumps(json.loads(one.value or b"")["undone"]) for one in controls} == {'{"first": 2, "last": 2}'}
+    kept = [
+        json.loads(record.value or b"")["id"]
+        for record in records
+        if record.key != b"firnline-control" and int(record.headers["firnline-epoch"]) != 2
+    ]
+    assert Counter(kept) == table_ids(tmp_path / "table") == sample.ids
 
 
 def test_two_runs_at_once(
