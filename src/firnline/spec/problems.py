@@ -178,6 +178,7 @@ def _unknown_key(path: KeyPath, root: type[BaseModel]) -> tuple[str, str | None]
     key, model = str(path[-1]), _model_at(path[:-1], root)
     here = next((home for home, other in _all_models(root) if other is model), "")
     homes = [home for home, other in _all_models(root) if key in _keys(other) and home != here]
+    homes = [home for home in homes if here and home.startswith(f"{here}.")] or homes  # a part of this one, if any
     if len(homes) == 1 and key not in _other_words(model):
         return f"unknown key here (it belongs in {homes[0]})", f"Move `{key}` to {homes[0]}."
     guess = _guess(path, root)
