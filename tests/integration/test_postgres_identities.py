@@ -168,7 +168,7 @@ def test_a_generated_column_in_the_key_makes_a_table_for_appends_only(postgres: 
     assert source_of(postgres, tmp_path).remarks() == [
         "public.orders: the log does not have generated columns, so that no sink gets twice",
         "the key of table public.orders has the generated column twice, which is not logged: only its inserts are "
-        "captured (ALTER TABLE public.orders REPLICA IDENTITY FULL captures all changes)"
+        "captured (ALTER TABLE public.orders REPLICA IDENTITY FULL captures all changes)",
     ]
     options = replace(options, sinks=options.sinks[:1])
     run_to_end(options)
