@@ -23,6 +23,7 @@ PAGES = {  # path in the repository -> page of the site
     "examples/python/README.md": "examples/python.md",
     "examples/tracking/README.md": "examples/tracking.md",
     "examples/chain/README.md": "examples/chain.md",
+    "examples/lakehouse/README.md": "examples/lakehouse.md",
     "examples/orders/README.md": "examples/orders.md",
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")

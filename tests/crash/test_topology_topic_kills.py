@@ -15,9 +15,8 @@ from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
 from tests.support.kafka import KafkaServer
 from tests.support.kills import in_proof, kill_at_every_point
-from tests.support.pipelines import run_to_end
 from tests.support.samples import SampleInput, table_ids
-from tests.support.topic_chains import topic_reader, topic_writer
+from tests.support.topic_chains import run_members, topic_reader, topic_writer
 from tests.support.topologies import TIMEOUT, open_snapshots, settle
 
 pytestmark = [pytest.mark.crash, pytest.mark.kafka]
@@ -31,10 +30,16 @@ class Chain:
     """files -> a -> topic -> b; b has read the first file."""
 
     folder: Path
+    port: int  # of the broker
     members: tuple[PipelineOptions, PipelineOptions]
     snapshot: str
     then: Counter[int]
     ids: Counter[int]
+
+    @property
+    def kafka(self) -> KafkaServer:
+        """A handle of its own: those that have been used cannot be passed to another process."""
+        return KafkaServer(self.folder, self.port)
 
     def tables(self) -> list[Counter[int]]:
         return [table_ids(one.sinks[0].location) for one in self.members]
@@ -55,21 +60,18 @@ class Chains:
         members = (writer, topic_reader(folder, self._kafka, topic))
         sample.add("f1.json", 4)
         taken = ""
-        for one in members:
-            run_to_end(one)
+        run_members(self._kafka, *members)
         if self._snapshot:
             snapshots = open_snapshots(folder, members)
             order = snapshots.order(TIMEOUT)
-            for one in members:
-                run_to_end(one)
+            run_members(self._kafka, *members)
             assert settle(snapshots, order) == (Outcome.COMMIT, "")
             taken = order.snapshot
         then = Counter(sample.ids)
         sample.add("f2.json", 4)
         if self._snapshot:
-            for one in members:
-                run_to_end(one)
-        return Chain(folder, members, taken, then, Counter(sample.ids))
+            run_members(self._kafka, *members)
+        return Chain(folder, self._kafka.port, members, taken, then, Counter(sample.ids))
 
 
 def take(chain: Chain) -> None:
@@ -79,8 +81,7 @@ def take(chain: Chain) -> None:
     for order in orders:
         snapshots.settle(order)  # asks members that were not asked
     orders.append(snapshots.order(TIMEOUT))
-    for one in chain.members:
-        run_to_end(one)
+    run_members(chain.kafka, *chain.members)
     for order in orders:
         assert settle(snapshots, order) == (Outcome.COMMIT, "")
 
@@ -112,8 +113,7 @@ def check_restored(chain: Chain, where: str) -> None:
     if begun is not None or chain.tables() != [chain.then] * 2:
         restore(chain)
     assert chain.tables() == [chain.then] * 2, where
-    for one in (*reversed(chain.members), *chain.members):
-        run_to_end(one)
+    run_members(chain.kafka, *reversed(chain.members), *chain.members)
     assert chain.tables() == [chain.ids] * 2, where
 
 

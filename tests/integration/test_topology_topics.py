@@ -27,10 +27,10 @@ from firnline.topology.decide import Decision, Outcome
 from firnline.topology.records import stop_asking
 from firnline.types import RandomIds
 from tests.support.kafka import KafkaServer
-from tests.support.pipelines import checkpoint_of, run_to_end
+from tests.support.pipelines import checkpoint_of
 from tests.support.processes import wait_until
 from tests.support.samples import SampleInput, table_ids
-from tests.support.topic_chains import topic_reader, topic_writer
+from tests.support.topic_chains import run_members, topic_reader, topic_writer
 from tests.support.topologies import TIMEOUT, open_snapshots, running, settle
 
 
@@ -40,18 +40,17 @@ def test_a_reader_that_is_behind_ends_its_slice_at_the_cut(tmp_path: Path, kafka
     sample = SampleInput(tmp_path / "in")
     a, b = topic_writer(tmp_path, kafka, topic, lanes=lanes), topic_reader(tmp_path, kafka, topic)
     sample.add("f1.json", 5)
-    run_to_end(a)
-    run_to_end(b)
+    run_members(kafka, a, b)
     snapshots = open_snapshots(tmp_path, [a, b])
     sample.add("f2.json", 5)
-    run_to_end(a)
+    run_members(kafka, a)
     order = snapshots.order(TIMEOUT)
     stop_asking(open_pipeline(b).storage, "b", order.snapshot)  # the cut alone must do
-    run_to_end(a)
+    run_members(kafka, a)
     sample.add("f3.json", 5)
-    run_to_end(a)
+    run_members(kafka, a)
     before = set(sample.ids)
-    run_to_end(b)
+    run_members(kafka, b)
     record = checkpoint_of(b).topology[order.snapshot]["epoch"]
     entries = open_pipeline(b).entries(open_pipeline(b).load().entry)
     rows = sum(int(r["records"]) for e in entries if e.epoch <= record for r in e.inputs["k"])
@@ -79,8 +78,7 @@ class Chain:
         return self.members[0].sinks[1].name
 
     def run(self, *members: PipelineOptions) -> None:
-        for one in members or self.members:
-            run_to_end(one)
+        run_members(self.kafka, *(members or self.members))
 
     def take(self) -> str:
         order = self.snapshots.order(TIMEOUT)

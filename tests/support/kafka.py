@@ -309,7 +309,7 @@ class KafkaServer:
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         if isolation == "read_committed":
-            self._await_markers(topic)
+            self.await_markers(topic)
         # The broker answers at once at the end of a partition, and the client returns what it has.
         consumer = self.consumer(isolation_level=isolation, enable_partition_eof=True, fetch_wait_max_ms=10)
         try:
@@ -333,7 +333,8 @@ class KafkaServer:
             consumer.close()
         return sorted(records, key=lambda record: record[:2])
 
-    def _await_markers(self, topic: str) -> None:
+    def await_markers(self, topic: str) -> None:
+        """Wait until committed records can be read up to the ends that stand now, unless a transaction stays open."""
         from confluent_kafka import TopicPartition
 
         everything, committed = (

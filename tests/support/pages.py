@@ -81,6 +81,6 @@ def _run(command: PageCommand, words: list[str], folder: Path, python: str) -> t
 
 def line_shape(line: str) -> str:
     """A line without what differs from run to run: durations, folders of paths, widths."""
-    line = re.sub(r"\d[\d.,]* m?s\b", "0 s", line)
+    line = re.sub(r"\d[\d.,]* m?s\b|\b(\d+:)?\d+:\d\d$", "0 s", line)  # from a minute on `1:09`, at the end of a line
     line = re.sub(r"\S*/in/", "in/", line)
     return " ".join(line.split())

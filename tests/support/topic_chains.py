@@ -11,7 +11,7 @@ from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.kafka.options import KafkaSourceOptions
 from tests.support.kafka import KafkaServer
 from tests.support.kafka_sinks import kafka_sink
-from tests.support.pipelines import pipeline_options
+from tests.support.pipelines import pipeline_options, run_to_end
 from tests.support.topologies import member
 
 
@@ -35,3 +35,15 @@ def topic_reader(
         sinks=(DeltaSinkOptions(name, str(folder / name)),),
         **settings,
     )
+
+
+def run_members(server: KafkaServer, *members: PipelineOptions) -> None:
+    """Run each member until its input is exhausted.
+
+    A commit is answered before its rows can be read in every partition: a reader waits for what was written before.
+    """
+    for one in members:
+        for source in one.sources:
+            for topic in source.topics if isinstance(source, KafkaSourceOptions) else ():
+                server.await_markers(topic)
+        run_to_end(one)

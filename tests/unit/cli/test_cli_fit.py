@@ -22,7 +22,7 @@ from tests.support.keyed import KeyedInput
 from tests.support.pipelines import run_once, run_to_end
 
 MOMENT = "2026-11-17T05:58:01.275000+00:00"
-VARIES = re.compile(r"\d\d-\d\d \d\d:\d\d(:\d\d)?Z|\d+(\.\d)? s\b")  # short times, and ages
+VARIES = re.compile(r"\d\d-\d\d \d\d:\d\d(:\d\d)?Z|\d+(\.\d)? s\b( ago)?|just now")  # short times, and ages
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Mn", "Zs", "Zl", "Zp"]), max_size=90)
 COLUMNS = st.lists(
