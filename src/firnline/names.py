@@ -758,9 +758,14 @@ def snapshot_dropped(topology: str, snapshot: str) -> str:
     return f"{topology_snapshots(topology)}/{snapshot}/dropped.json"
 
 
+def topology_copies(topology: str) -> str:
+    """The folder of the copies of a topology's snapshots, in its home."""
+    return f"{TOPOLOGIES}/{topology}/copies"
+
+
 def topology_copy(topology: str, snapshot: str) -> str:
-    """The folder of the copy of a snapshot: a savepoint of the topology, in its home."""
-    return f"{TOPOLOGIES}/{topology}/copies/{snapshot}"
+    """The folder of the copy of a snapshot: a savepoint of the topology."""
+    return f"{topology_copies(topology)}/{snapshot}"
 
 
 def topology_restores(topology: str) -> str:

@@ -33,8 +33,9 @@ from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.table import Table
 from firnline.storage import open_storage
 from firnline.testing.local import LocalEngine
+from firnline.topology import records as records_module
 from firnline.topology.decide import Decision, Outcome
-from firnline.topology.records import Order
+from firnline.topology.records import Order, TopologyHome, held_records
 from firnline.types import RandomIds
 from tests.support.pipelines import run_to_end
 from tests.support.samples import SampleInput, table_ids
@@ -149,25 +150,80 @@ def test_a_limit_of_time_or_bytes_drops_the_oldest_snapshots(tmp_path: Path) -> 
     assert lake.snapshots.limit_hold(timedelta(0)) == {}, "nothing is left to drop"
 
 
-def test_a_run_warns_of_a_snapshot_that_is_held_beyond_its_limit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.getMessage().startswith("alarm: ")]
+
+
+def test_a_run_drops_a_snapshot_that_is_held_beyond_its_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody takes snapshots any more, so no command drops it."""
+    lake = Lake(tmp_path)
+    a = lake.members[0]
+    kept, order = (lake.snapshots.order(TIMEOUT, most) for most in (timedelta(days=1), timedelta(0)))
+    for one in (kept, order):
+        lake.complete(one)
+    run_to_end(a)
+    caplog.clear()
+    lake.sample.add("f4.json", 3)
+    run_to_end(a)
+    assert f"snapshot {order.snapshot} of a topology was dropped: its max_hold was over" in alarms(caplog)[0]
+    assert [view.status for view in lake.snapshots.list()] == ["DROPPED", "COMPLETED"]
+    assert load_status(open_pipeline(a)).overdue_snapshots == []
+    sweep_gc(lake.table)
+    pins = [path.stem for path in (lake.table / "_firnline/pins").glob("topology-*")]
+    assert pins == [f"topology-{kept.snapshot}"], "gc deletes the pins of a snapshot that was dropped"
+    lake.check_restore(kept)
+
+
+def test_a_run_warns_of_a_snapshot_that_it_cannot_drop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path)
     a = lake.members[0]
-    lake.complete(lake.snapshots.order(TIMEOUT, timedelta(days=1)))
     order = lake.snapshots.order(TIMEOUT, timedelta(0))
     lake.complete(order)
     run_to_end(a)
     caplog.clear()
     lake.sample.add("f4.json", 3)
-    run_to_end(a)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TopologyHome, "put_dropped", refuse)
+        run_to_end(a)
     command = f"firnline topology drop {order.snapshot} --yes"
-    (alarm,) = (one.getMessage() for one in caplog.records if one.getMessage().startswith("alarm: "))
+    (alarm,) = alarms(caplog)
     assert f"beyond its max_hold, which ended at {order.hold_until}; to drop it: {command}" in alarm
     (overdue,) = load_status(open_pipeline(a)).overdue_snapshots
     assert (overdue["snapshot"], overdue["command"]) == (order.snapshot, command)
     lake.snapshots.drop(order.snapshot)
     assert load_status(open_pipeline(a)).overdue_snapshots == []
+
+
+def test_a_run_aborts_a_snapshot_whose_command_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    a = lake.members[0]
+    order = lake.snapshots.order(timedelta(0))
+    run_to_end(a)  # it records; nobody completes the snapshot
+    lake.sample.add("f4.json", 3)
+    run_to_end(a)
+    assert [one.snapshot for one in lake.snapshots.find_open()] == [order.snapshot], "its command comes first"
+    monkeypatch.setattr(records_module, "UNATTENDED", timedelta(0))
+    lake.sample.add("f5.json", 3)
+    run_to_end(a)
+    (view,) = lake.snapshots.list()
+    assert view.status == "FAILED"
+    assert view.reason == f"its time limit was over at {order.expires_at}, and no command completed it"
+    assert alarms(caplog) == [f"alarm: snapshot {order.snapshot} of a topology was aborted: {view.reason}"]
+    lake.sample.add("f6.json", 3)
+    run_to_end(a)
+    checkpoint = open_pipeline(a).load().checkpoint
+    assert checkpoint is not None
+    assert held_records(checkpoint.topology) == {}, "it holds no floor"
+    sweep_gc(lake.table)
+    assert not list((lake.table / "_firnline/pins").glob("topology-*"))
 
 
 class At:
@@ -234,6 +290,58 @@ def test_the_log_is_not_cleaned_up_while_a_snapshot_needs_it(tmp_path: Path) -> 
 
 
 OLDEST = "_delta_log/00000000000000000000.json"
+
+
+def test_the_log_is_cleaned_up_below_what_snapshots_need(tmp_path: Path) -> None:
+    """A topology with periodic snapshots has a pin at any time: its logs must not grow for ever."""
+    lake = Lake(tmp_path)
+    a, b = lake.members
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 hour"})
+    run_to_end(b)
+    clean_up(lake.table)
+    begin = DeltaTable(lake.table).version()
+    for number in (4, 5):
+        lake.sample.add(f"f{number}.json", 3)
+        run_to_end(a)
+        if number == 4:
+            run_to_end(b)
+    order = lake.snapshots.order(TIMEOUT)
+    clean_up(lake.table)
+    assert log_versions(lake.table)[0] == begin, "the order is open: everything from the reader's version on stays"
+    lake.complete(order)
+    lake.sample.add("f6.json", 3)
+    run_to_end(a)
+    clean_up(lake.table)
+    assert log_versions(lake.table) == list(range(begin, DeltaTable(lake.table).version() + 1))
+    create_topology_savepoint(lake.snapshots, order.snapshot, str(tmp_path / "saved"))
+    lake.check_restore(order)
+
+
+def test_a_clean_up_below_a_pin_spares_young_versions_and_what_a_damaged_pin_may_need(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 hour"})
+    run_to_end(lake.members[1])
+    table = Table(str(lake.table), {})
+    for _ in range(2):
+        table.refresh()
+        table.delta.create_checkpoint()
+        lake.complete(lake.snapshots.order(TIMEOUT))
+    newest = DeltaTable(lake.table).version()
+    table.refresh()
+    table.checkpoint()
+    assert log_versions(lake.table) == list(range(newest + 1)), "all are younger than the retention"
+    (pin, *_) = (lake.table / "_firnline/pins").glob("topology-*")
+    body = pin.read_bytes()
+    pin.write_bytes(b"{")
+    clean_up(lake.table)
+    assert (lake.table / OLDEST).exists(), "it might need any version"
+    pin.write_bytes(body)
+    clean_up(lake.table)
+    assert not (lake.table / OLDEST).exists()
+
+
+def log_versions(table: Path) -> list[int]:
+    return sorted(int(path.stem) for path in (table / "_delta_log").glob("*.json"))
 
 
 def test_an_order_that_comes_while_the_log_is_cleaned_up_waits_for_it(

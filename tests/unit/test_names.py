@@ -164,6 +164,7 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         (("lake", f"_topology/lake/snapshots/{A}/order.json"), A),
         (("lake", f"_topology/lake/snapshots/{A}/outcome.json"), None),
     ],
+    "topology_copies": [(("lake",), "_topology/lake/copies")],
     "topology_copy": [(("lake", "4f2a"), "_topology/lake/copies/4f2a")],
     "topology_restores": [(("lake",), "_topology/lake/restores")],
     "restore_file": [(("lake", A, "decision"), f"_topology/lake/restores/{A}/decision.json")],

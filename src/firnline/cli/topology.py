@@ -80,8 +80,8 @@ next command completes it.
 
 The topology file sets the defaults: snapshots: {every, keep, timeout,
 include_stopped, max_hold (7d, or 50GB of files that only snapshots need: then
-the oldest are dropped, with an alarm; of a time, runs of members warn, too),
-copy (true: a savepoint in the home)}.
+the oldest are dropped, with an alarm; of a time, by runs of members, too), copy
+(true: a savepoint in the home)}.
 
 gc, vacuum and log clean-up of Firnline keep what a completed snapshot needs,
 and members keep their floors at or below it, until it is dropped. Other tools

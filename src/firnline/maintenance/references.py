@@ -44,7 +44,8 @@ from firnline.process import has_exited, is_this_host
 from firnline.sinks.delta.log import DeltaLog
 from firnline.sinks.delta.table import Table
 from firnline.sinks.staged.unit import Unit, parse_unit
-from firnline.storage import Storage
+from firnline.storage import Storage, open_storage
+from firnline.topology.records import TopologyHome
 from firnline.types import Json
 
 SET_ASIDE_KEPT = timedelta(days=30)
@@ -69,6 +70,7 @@ class References:
     ) -> None:
         self._storage = storage
         self._table = table
+        self._options = options
         self._now = now
         self._ledgers = dict(ledgers or {})
         self.log = LogNames(storage, table, options)
@@ -115,6 +117,9 @@ class References:
             if pin.get("kind") in ("compaction", "restore") and self._is_abandoned(file, pin):
                 self.expired_pins.append(file)
                 continue
+            if pin.get("kind") == "topology" and self._is_given_up(pin):
+                self.expired_pins.append(file)
+                continue
             for path in pin.get("files", []):
                 candidates.drop(self.log.keys(str(path)), "pinned")
             for version in pin.get("versions", []):
@@ -136,6 +141,14 @@ class References:
                 hint="Nothing was deleted. Drop the snapshot: firnline topology drop ID",
             )
         candidates.drop(named, "pinned")
+
+    def _is_given_up(self, pin: dict[str, Json]) -> bool:
+        """Return whether a snapshot of a topology was aborted or dropped; False if its home cannot be read."""
+        try:
+            home = TopologyHome(open_storage(str(pin["home"]), self._options), str(pin["topology"]))
+            return home.may_unpin(str(pin["snapshot"]), ordered=True)
+        except (OSError, DamagedError, KeyError):
+            return False
 
     def _is_abandoned(self, file: TableFile, pin: dict[str, Json]) -> bool:
         return older_than(file, self._now, COMPACTION_KEPT) and not (_is_here(pin) and _lives(pin))

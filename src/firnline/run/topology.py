@@ -92,6 +92,8 @@ class TopologySnapshots:
         held = held_records(recorded)
         if held and now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
+            for name, reason in self._outcomes.end_unattended(recorded, self._clock.now()).items():
+                logger.warning("alarm: snapshot %s of a topology was %s", name, reason, extra={"snapshot": name})
             self._released |= {name for name in held if self._outcomes.is_released(name, recorded[name])}
             for one in self._outcomes.find_overdue(recorded, self._clock.now()):
                 if one.snapshot not in self._alarmed:

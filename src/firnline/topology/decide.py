@@ -158,6 +158,23 @@ def may_unpin(*, kept: bool, dropped: bool, restoring: bool) -> bool:
     return not kept or (dropped and not restoring)
 
 
+class Ending(Enum):
+    """What a member does to a snapshot that holds its floor, and that nobody looks after."""
+
+    ABORT = "abort"
+    DROP = "drop"
+
+
+def find_ending(*, open_: bool, aborted: bool, expired: bool, overdue: bool) -> Ending | None:
+    """Return what a member does to a snapshot that it has recorded; None if the snapshot may hold its floor.
+
+    `open_`: it has no outcome; `expired`: its time limit is over; `overdue`: it was held for longer than `max_hold`.
+    """
+    if open_:
+        return Ending.ABORT if expired else None
+    return Ending.DROP if overdue and not aborted else None
+
+
 # -- completing a snapshot ----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import contextlib
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
@@ -34,10 +34,12 @@ from firnline.names import (
     topology_snapshots,
 )
 from firnline.storage import Storage, open_storage
-from firnline.topology.decide import Decision, is_released
+from firnline.topology import decide
+from firnline.topology.decide import Decision, Ending
 from firnline.types import Json
 
 KEPT_RELEASED = 64  # snapshots without a hold that a checkpoint remembers
+UNATTENDED = timedelta(minutes=1)  # after its time limit, before a member aborts a snapshot: its command comes first
 Status = Literal["committed", "aborted"]
 
 
@@ -308,6 +310,15 @@ class TopologyHome:
     def is_dropped(self, snapshot: str) -> bool:
         return _find(self.storage, snapshot_dropped(self.name, snapshot)) is not None
 
+    def may_unpin(self, snapshot: str, *, ordered: bool) -> bool:
+        """Return whether nobody needs the pins of a snapshot. `ordered`: it has an order, or one may yet come."""
+        outcome = self.find_outcome(snapshot)
+        is_aborted = outcome is not None and outcome.status == "aborted"
+        dropped = self.is_dropped(snapshot)
+        begun = self.find_unfinished() if dropped else None
+        is_restored = begun is not None and begun.target == snapshot
+        return decide.may_unpin(kept=ordered and not is_aborted, dropped=dropped, restoring=is_restored)
+
     # -- restores -------------------------------------------------------------------------------------
 
     def put_restore(self, order: RestoreOrder) -> None:
@@ -436,6 +447,11 @@ class Overdue:
         )
 
 
+def _is_over(end: str, now: datetime) -> bool:
+    """Return whether a moment has passed; an empty one never does."""
+    return bool(end) and now >= datetime.fromisoformat(end)
+
+
 class Outcomes:
     """What became of snapshots, as far as a member can see it: it opens their homes with its own storage options.
 
@@ -466,26 +482,60 @@ class Outcomes:
             dropped = self._home(marker.topology, marker.home).is_dropped(snapshot)
         except (OSError, DamagedError):
             dropped = False
-        return is_released(aborted=outcome.status == "aborted", dropped=dropped)
+        return decide.is_released(aborted=outcome.status == "aborted", dropped=dropped)
 
     def find_overdue(self, recorded: Mapping[str, Json], now: datetime) -> list[Overdue]:
         """Return the snapshots that hold the floor longer than `max_hold` allows, of those that a checkpoint
         remembers."""
         found = []
         for snapshot, epoch in held_records(recorded).items():
-            topology, home = (str(recorded[snapshot].get(key, "")) for key in ("topology", "home"))
-            if snapshot not in self._orders:
-                with contextlib.suppress(OSError, DamagedError):
-                    order = self._home(topology, home).find_order(snapshot)
-                    if order is not None:
-                        self._orders[snapshot] = order
-            known = self._orders.get(snapshot)
-            if known is None or not known.hold_until or now < datetime.fromisoformat(known.hold_until):
+            known = self._find_order(snapshot, recorded[snapshot])
+            if known is None or not _is_over(known.hold_until, now):
                 continue
             if not self.is_released(snapshot, recorded[snapshot]):
                 words = ["firnline", "topology", "drop", snapshot, *([known.file] if known.file else []), "--yes"]
-                found.append(Overdue(snapshot, topology, epoch, known.hold_until, shlex.join(words)))
+                found.append(Overdue(snapshot, known.topology, epoch, known.hold_until, shlex.join(words)))
         return found
+
+    def end_unattended(self, recorded: Mapping[str, Json], now: datetime) -> dict[str, str]:
+        """End the snapshots that hold the floor and that nobody looks after: one without an outcome is aborted some
+        time after its limit, and one that was held for longer than `max_hold` is dropped. Returns why, by id.
+
+        A snapshot whose home cannot be written stays as it is.
+        """
+        found: dict[str, str] = {}
+        for snapshot in held_records(recorded):
+            known = self._find_order(snapshot, recorded[snapshot])
+            if known is None or self.is_released(snapshot, recorded[snapshot]):
+                continue
+            home = self._home(known.topology, str(recorded[snapshot].get("home", "")))
+            outcome = self.find(Marker(snapshot, known.topology, home.root, ()))
+            ending = decide.find_ending(
+                open_=outcome is None,
+                aborted=outcome is not None and outcome.status == "aborted",
+                expired=_is_over(known.expires_at, now - UNATTENDED),
+                overdue=_is_over(known.hold_until, now),
+            )
+            with contextlib.suppress(OSError, DamagedError):
+                match ending:
+                    case Ending.ABORT:
+                        reason = f"its time limit was over at {known.expires_at}, and no command completed it"
+                        made = home.put_outcome(snapshot, SnapshotOutcome("aborted", now.isoformat(), reason))
+                        if made.reason == reason:
+                            found[snapshot] = f"aborted: {reason}"
+                    case Ending.DROP:
+                        home.put_dropped(snapshot, now.isoformat())
+                        found[snapshot] = f"dropped: its max_hold was over at {known.hold_until}"
+        return found
+
+    def _find_order(self, snapshot: str, known: Mapping[str, Json]) -> Order | None:
+        """Return the order of a snapshot that a checkpoint remembers; None if it cannot be read."""
+        if snapshot not in self._orders:
+            with contextlib.suppress(OSError, DamagedError):
+                order = self._home(str(known.get("topology", "")), str(known.get("home", ""))).find_order(snapshot)
+                if order is not None:
+                    self._orders[snapshot] = order
+        return self._orders.get(snapshot)
 
     def _home(self, topology: str, home: str) -> TopologyHome:
         return TopologyHome(open_storage(home, self._options), topology)

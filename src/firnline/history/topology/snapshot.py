@@ -34,10 +34,10 @@ from firnline.history.topology.channels import (
     topics_read_by,
 )
 from firnline.history.topology.graph import Topology
-from firnline.maintenance.log_names import LogNames, file_retention
+from firnline.maintenance.log_names import DEFAULT_RETENTION, LogNames, file_retention
 from firnline.maintenance.references import read_pins
 from firnline.maintenance.survey import open_table
-from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN, TOPOLOGY_SAVEPOINT, topology_copy
+from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN, TOPOLOGY_SAVEPOINT, topology_copies, topology_copy
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head, Sink
@@ -45,7 +45,7 @@ from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import SweepLog
-from firnline.sinks.delta.table import find_interval
+from firnline.sinks.delta.table import find_log_retention
 from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sinks.known import find_away
 from firnline.storage import Storage, normalise
@@ -68,7 +68,6 @@ from firnline.types import Clock, Ids, Json
 
 logger = logging.getLogger(__name__)
 
-LOG_RETENTION = timedelta(days=30)  # of a table that does not say it
 CLEAN_UP_SECONDS = 30.0  # for which an order waits for a clean-up of a log
 
 
@@ -238,8 +237,10 @@ class Snapshots:
                 for snapshot in self._find_pins(sink):
                     if self._may_unpin(snapshot) and sink.storage is not None:
                         self._void_order(snapshot)
-                        self._delete_copy(snapshot)
                         delete_pin(sink.storage, snapshot)
+        for snapshot in self._find_copies():
+            if self._may_unpin(snapshot):
+                self._delete_copy(snapshot)
 
     def _void_order(self, snapshot: str) -> None:
         """Abort a snapshot that has pins and no order: the command that pins for it may be alive, and about to write
@@ -250,12 +251,7 @@ class Snapshots:
 
     def _may_unpin(self, snapshot: str) -> bool:
         """Return whether nobody needs the pins of a snapshot."""
-        outcome = self.home.find_outcome(snapshot)
-        is_aborted = outcome is not None and outcome.status == "aborted"
-        kept = self.home.find_order(snapshot) is not None and not is_aborted
-        dropped = self.home.is_dropped(snapshot)
-        begun = self.home.find_unfinished() if dropped else None
-        return decide.may_unpin(kept=kept, dropped=dropped, restoring=begun is not None and begun.target == snapshot)
+        return self.home.may_unpin(snapshot, ordered=self.home.find_order(snapshot) is not None)
 
     def _find_pins(self, sink: Sink) -> Iterator[str]:
         if sink.storage is None:
@@ -394,6 +390,7 @@ class Snapshots:
                     continue
                 versions: list[int] = []
                 files: set[str] = set()
+                log_from = sink.read_fence().version
                 if sink.name != JOURNAL:
                     versions = [sink.version_of(entry.epoch)]
                     for channel in channels_from(self.topology, name, sink.name):
@@ -402,24 +399,36 @@ class Snapshots:
                         chain = TableChain(self.topology.members[channel.reader], channel.source)
                         position = reader.checkpoint.positions[channel.source]
                         files.update(chain.files_between(position, versions[0]))
-                        versions += (one for one in [reached_version(position)] if one >= 0)  # for a savepoint
-                facts = {"topology": self.home.name, "home": self.home.root, "epoch": entry.epoch}
-                put_pin(sink.storage, order.snapshot, **facts, versions=sorted(set(versions)), files=sorted(files))
+                        versions.append(reached_version(position))  # for a savepoint
+                    log_from = max(0, min(versions))
+                facts = {
+                    "topology": self.home.name,
+                    "home": self.home.root,
+                    "epoch": entry.epoch,
+                    "log_from": log_from,
+                }
+                put_pin(
+                    sink.storage,
+                    order.snapshot,
+                    **facts,
+                    versions=sorted({one for one in versions if one >= 0}),
+                    files=sorted(files),
+                )
 
     def _find_retention(self) -> timedelta:
         """Return the shortest time for which tables keep old files and versions if somebody else cleans them up, and
         topics keep records."""
-        found = [LOG_RETENTION]
+        found = []
         for options in self.topology.members.values():
             for sink in options.sinks:
                 if isinstance(sink, DeltaSinkOptions):
                     with contextlib.suppress(ConfigError, SinkError):
                         _, table = open_table(sink.table, dict(sink.storage_options))
-                        found += [file_retention(table), find_interval(table, _LOG_RETENTION) or LOG_RETENTION]
+                        found += [file_retention(table), find_log_retention(table)]
             for topics in find_topics(self.topology, self.opened[options.name]):
                 retention = topics.find_retention()
                 found += [retention] if retention is not None else []
-        return min(found)
+        return min(found, default=DEFAULT_RETENTION)
 
     def _clean_up(self, order: Order, outcome: SnapshotOutcome) -> None:
         """Delete requests and, after an abort, pins. Repeated by every command; what cannot be reached is left."""
@@ -466,6 +475,14 @@ class Snapshots:
         except FileNotFoundError:
             return None
         return f"{self.home.root}/{folder}"
+
+    def _find_copies(self) -> set[str]:
+        """Return the snapshots that have a copy in the home, or a part of one."""
+        folder = f"{self.home.storage.root}/{topology_copies(self.home.name)}/"
+        return {
+            stat.name.removeprefix(folder).split("/", 1)[0]
+            for stat in self.home.storage.list(topology_copies(self.home.name))
+        }
 
     def _delete_copy(self, snapshot: str) -> None:
         """Delete the copy of a dropped snapshot, its manifest first. What a kill leaves, the next command deletes."""
@@ -597,9 +614,6 @@ class Snapshots:
             except (FirnlineError, OSError) as error:
                 found[name] = MemberRecord(MemberFacts(trouble=str(error)))
         return found
-
-
-_LOG_RETENTION = "delta.logRetentionDuration"
 
 
 def _check_spared(sink: Sink, since: int) -> None:

@@ -115,7 +115,7 @@ class DeltaLog:
     def find_checkpoint(self) -> DeltaCheckpoint | None:
         """Return Delta's newest complete checkpoint in the storage; None if there is none."""
         for names in self._listings():
-            found = _complete_checkpoints(names)
+            found = complete_checkpoints(names)
             if found:
                 return max(found, key=lambda checkpoint: checkpoint.version)
         return None
@@ -173,7 +173,8 @@ class DeltaLog:
             yield commit
 
 
-def _complete_checkpoints(names: list[str]) -> list[DeltaCheckpoint]:
+def complete_checkpoints(names: list[str]) -> list[DeltaCheckpoint]:
+    """Return the checkpoints of which a listing of the log has every file."""
     parts: dict[tuple[int, int], list[str]] = {}
     found = []
     for match in (match for name in names if (match := _CHECKPOINT.fullmatch(name))):

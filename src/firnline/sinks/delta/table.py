@@ -22,12 +22,13 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from firnline.clock import SystemClock
 from firnline.errors import CommitConflictError, CommitUnknownError, SinkError, StoreUnsafeError, TableLostError
 from firnline.faults import InjectedFaultError, fault_point
 from firnline.names import COUNTS_KEY, INFO_KEY
 from firnline.sinks.delta.durable import DurableLog, count_actions, find_unreadable
 from firnline.sinks.delta.log import DeltaLog
-from firnline.sinks.delta.log_cleanup import declare_clean_up
+from firnline.sinks.delta.log_cleanup import declare_clean_up, delete_expired
 from firnline.storage import Storage, is_remote, make_folders, open_storage
 from firnline.types import Json
 
@@ -366,12 +367,15 @@ class Table:
             raise SinkError(f"cannot write a checkpoint of {self.uri}: {error}", table=self.uri) from error
 
     def _clean_up_log(self) -> None:
-        """Delete expired log files, unless a topology's snapshot needs versions of the log."""
-        with declare_clean_up(open_storage(self.uri, self._options), self.version) as may_delete:
-            if may_delete:
-                fault_point("delta.cleanup.before")
+        """Delete expired log files; with snapshots of topologies, only those that no snapshot needs."""
+        storage = open_storage(self.uri, self._options)
+        with declare_clean_up(storage, self.version) as needed:
+            fault_point("delta.cleanup.before")
+            if needed is None:
                 self.delta.cleanup_metadata()
-                fault_point("delta.cleanup.after")
+            else:
+                delete_expired(storage, needed, SystemClock().now() - find_log_retention(self))
+            fault_point("delta.cleanup.after")
 
 
 def _delta_type(kind: pa.DataType) -> Any:
@@ -447,6 +451,11 @@ def parse_interval(text: str) -> timedelta:
     if not at or rest[at:].strip():
         raise ValueError(f"{text!r} is not an interval")
     return total
+
+
+def find_log_retention(table: Table) -> timedelta:
+    """Return how long a table keeps old versions in its log; 30 days by default."""
+    return find_interval(table, "delta.logRetentionDuration") or timedelta(days=30)
 
 
 def find_interval(table: Table, key: str) -> timedelta | None:
