@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from firnline.service.topology_snapshots import PeriodicSnapshots
 from firnline.spec.build import load_options
 from firnline.testing.local import run_locally
 from tests.support.browser import Browser
@@ -120,3 +121,65 @@ def test_a_snapshot_over_rest_and_its_pages(served: Served, folder: Path, browse
     assert not page.logged
     assert page.evaluate("document.title") != "hacked"
     page.close()
+
+
+def wait_for(served: Served, job: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the end of a job of the topology `lake`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while job["status"] in ("waiting", "running"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        _, job = ask(served, f"/topologies/lake/jobs/{job['job']}")
+    return job
+
+
+def test_a_snapshot_over_rest_does_what_the_topology_file_says(served: Served, folder: Path) -> None:
+    """No member has a run, and the file wants stopped members to be recorded, one snapshot to be kept, and a copy."""
+    file = folder / "pipelines" / "topology.yml"
+    before = file.read_text()
+    file.write_text(before + "snapshots: {include_stopped: true, keep: 1, copy: true}\n")
+    try:
+        jobs = [wait_for(served, ask(served, "/topologies/lake/snapshots", "operate", {})[1]) for _ in range(2)]
+        assert [job["status"] for job in jobs] == ["done", "done"], jobs
+        _, found = ask(served, "/topologies/lake/snapshots", "admin")
+        newest, older = found["snapshots"][:2]
+        assert (newest["id"], newest["status"]) == (jobs[1]["result"]["id"], "COMPLETED")
+        assert (older["id"], older["status"]) == (jobs[0]["result"]["id"], "DROPPED")
+        assert (Path(newest["copy"]) / "topology.json").is_file()
+        wanted = {"keep": 5, "timeout_seconds": 300}
+        assert wait_for(served, ask(served, "/topologies/lake/snapshots", "operate", wanted)[1])["status"] == "done"
+        _, found = ask(served, "/topologies/lake/snapshots")
+        assert [one["status"] for one in found["snapshots"][:2]] == ["COMPLETED", "COMPLETED"], (
+            "the request comes first"
+        )
+    finally:
+        file.write_text(before)
+
+
+def test_a_snapshot_that_is_aborted_is_a_job_that_failed(served: Served) -> None:
+    """No member has a run, and nobody starts one."""
+    job = wait_for(served, ask(served, "/topologies/lake/snapshots", "operate", {"timeout_seconds": 0.001})[1])
+    assert job["status"] == "failed"
+    job = ask(served, f"/topologies/lake/jobs/{job['job']}", "admin")[1]
+    assert "was aborted: the time limit has passed, and these have no record: bronze, silver" in job["error"]["detail"]
+
+
+def test_the_service_takes_the_snapshots_of_an_interval(served: Served, folder: Path) -> None:
+    file = folder / "pipelines" / "topology.yml"
+    before = file.read_text()
+    service = served.service
+    periodic = PeriodicSnapshots(service.jobs, service.supervisor, service.clock)
+    assert periodic.begin_due() == [], "no file sets an interval"
+    try:
+        file.write_text(before + "snapshots: {every: 1h, include_stopped: true}\n")
+        os.utime(file, ns=(0, 0))  # whatever its time is, it is another one
+        assert periodic.begin_due() == [], "the newest one is younger than an hour, whoever took it"
+        for path in (folder / "pipelines").rglob("order.json"):
+            os.utime(path, (0, 0))
+        (job,) = periodic.begin_due()
+        assert periodic.begin_due() == [], "it is being taken"
+        assert wait_for(served, job.to_json())["status"] == "done"
+        assert job.by == "every"
+        assert periodic.begin_due() == []
+    finally:
+        file.write_text(before)

@@ -103,6 +103,7 @@ def serve(
     from firnline.service.registry import Registry
     from firnline.service.serving import Address, keep_memory_together, leave_out_pandas, locking, serve_app
     from firnline.service.supervise.supervisor import Settings, Supervisor
+    from firnline.service.topology_snapshots import PeriodicSnapshots
     from firnline.storage import open_storage
     from firnline.types import RandomIds
 
@@ -131,10 +132,20 @@ def serve(
         sessions = Sessions(load_key(folder / "session.key"), tokens, clock, open_storage(str(folder)))
         with Supervisor(registry, settings, clock, RandomIds(), os.environ) as supervisor:
             service = Service(supervisor, tokens, sessions, clock, secure=rules.secure)
+            periodic = PeriodicSnapshots(service.jobs, supervisor, clock)
+            if not only_watch:
+                periodic.start()
             say(f"serving {len(registry.all())} pipelines on {address.url(listening.getsockname()[1])}")
             invalid = [one.name for one in registry.all() if one.problem is not None]
             if invalid:
                 say(f"{len(invalid)} of them cannot be used: {', '.join(invalid[:INVALID_NAMED])}; the log says why")
-            serve_app(make_app(service, rules), address, listening, clock, [service.close], [lambda: tokens.problem])
+            serve_app(
+                make_app(service, rules),
+                address,
+                listening,
+                clock,
+                [periodic.close, service.close],
+                [lambda: tokens.problem],
+            )
     say("stopped; runs go on")
     return 0

@@ -16,11 +16,11 @@ from cyclopts.validators import Number
 
 from firnline.cli.common import Accept, Common, Duration, Flag, Leave, TakeOver
 from firnline.cli.consent import Consent
-from firnline.cli.output import Output, count_text, say, size_text, time_text
+from firnline.cli.output import Output, count_text, print_failure, say, size_text, time_text
 from firnline.cli.table import Column
 from firnline.clock import SystemClock
 from firnline.config.units import parse_moment
-from firnline.errors import ConfigError
+from firnline.errors import ConfigError, FirnlineError
 
 if TYPE_CHECKING:
     from firnline.history.edits.rollback import RollbackPlan
@@ -111,7 +111,7 @@ LIST_EPILOGUE = (
     + """\
 Examples:
   firnline topology list
-  firnline topology list lake/topology.yml --json
+  firnline topology list lake/topology.yml --limit 0 --json
 """
 )
 DROP_EPILOGUE = """\
@@ -299,13 +299,18 @@ def snapshot(
     for order in snapshots.find_open():
         _, reason = snapshots.settle(order)
         say(f"snapshot {order.snapshot} was open{f': {reason}' if reason else ''}")
+    code = _take(snapshots, spec, common)
+    if spec.every is None or once:
+        return code
     clock = SystemClock()
+    began = clock.monotonic()
     while True:
-        began = clock.monotonic()
-        code = _take(snapshots, spec, common)
-        if spec.every is None or once:
-            return code
         clock.sleep(max(0.0, began + spec.every.total_seconds() - clock.monotonic()))
+        began = clock.monotonic()
+        try:
+            _take(snapshots, spec, common)
+        except FirnlineError as error:  # the next one may succeed: a member starts again, storage answers
+            print_failure(error, debug=common.debug)
 
 
 def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
@@ -331,12 +336,16 @@ def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
         say(f"alarm: dropped {dropped}: {why} (max_hold)")
     if spec.copies:
         _copy_all(snapshots)
-    view = next(one for one in snapshots.list() if one.id == order.snapshot)
+    view = snapshots.view(order)
     if common.json:
         common.out.json(view.to_json())
     else:
         _show_snapshot(common.out, view)
-    return 0 if outcome is Outcome.COMMIT else 1
+    if outcome is Outcome.COMMIT:
+        return 0
+    hint = "Take another one; firnline topology show shows how the members are."
+    print_failure(FirnlineError(f"snapshot {order.snapshot} was aborted: {reason}", hint=hint), debug=False)
+    return 1
 
 
 def _copy_all(snapshots: Snapshots) -> None:
@@ -388,9 +397,14 @@ def _size(size_bytes: int | None) -> str:
 
 
 @app.command(name="list", help_epilogue=LIST_EPILOGUE)
-def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> int:
+def list_snapshots(
+    file: TopologyFile = None,
+    *,
+    limit: Annotated[int, Parameter(help="Maximum number to list; 0 lists all.", validator=Number(gte=0))] = 20,
+    common: Common = Common(),
+) -> int:
     """List the snapshots, newest first, with what each member has recorded."""
-    found = _open(file).list()
+    found = _open(file).list(limit)
     if common.json:
         common.out.json({"snapshots": [one.to_json() for one in found]})
         return 0
@@ -407,6 +421,8 @@ def list_snapshots(file: TopologyFile = None, *, common: Common = Common()) -> i
         for one in found
     ]
     common.out.table(SNAPSHOT_COLUMNS, rows)
+    if len(found) == limit:
+        common.out.sentence(f"The newest {limit} are listed; --limit 0 lists all.")
     now = datetime.now(UTC)
     for one in found:
         _show_copy(common.out, one)

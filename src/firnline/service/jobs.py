@@ -79,7 +79,7 @@ class CancelledError(Exception):
 
 
 class Jobs:
-    """The jobs of a service. Those of one kind run one after the other."""
+    """The jobs of a service. Those of one kind run one after the other, unless they say otherwise."""
 
     def __init__(self, clock: Clock, ids: Ids, ended: Callable[[Job], None] = lambda _: None) -> None:
         self._clock = clock
@@ -89,8 +89,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._turns: dict[str, threading.Lock] = {}
 
-    def start(self, kind: str, pipeline: str, by: str, work: Work) -> Job:
-        """Begin a job, or have it wait for those of its kind.
+    def start(self, kind: str, pipeline: str, by: str, work: Work, *, turn: str = "") -> Job:
+        """Begin a job, or have it wait for those of its kind; with `turn`, for those with the same one.
 
         Raises:
             ConflictError: the pipeline has such a job under way, or too many jobs wait.
@@ -106,8 +106,8 @@ class Jobs:
                 del self._jobs[old]
             job = Job(self._ids.new(), pipeline, kind, by, self._clock.now().isoformat())
             self._jobs[job.id] = job
-            turn = self._turns.setdefault(kind, threading.Lock())
-        threading.Thread(target=self._run, args=(job, work, turn), name="firnline job", daemon=True).start()
+            lock = self._turns.setdefault(turn or kind, threading.Lock())
+        threading.Thread(target=self._run, args=(job, work, lock), name="firnline job", daemon=True).start()
         return job
 
     def get(self, pipeline: str, job: str) -> Job:
@@ -184,18 +184,26 @@ def holding(path: Path, job: Job) -> Iterator[int]:
 
 
 def run_command(
-    job: Job, command: Sequence[str], cwd: Path, environ: Mapping[str, str], clock: Clock, lock: int | None = None
+    job: Job,
+    command: Sequence[str],
+    cwd: Path,
+    environ: Mapping[str, str],
+    clock: Clock,
+    lock: int | None = None,
+    *,
+    seconds: float = CHILD_SECONDS,
 ) -> dict[str, Json]:
     """Run a command that prints one JSON value, in a process of its own; its other lines are the progress.
 
     Args:
         lock: A descriptor that the process keeps open until it ends; see `holding`.
+        seconds: How long it may take.
 
     Raises:
         ChildFailedError: it failed; the message is its own.
         CancelledError: the job was asked to end; the process was ended.
     """
-    deadline = clock.monotonic() + CHILD_SECONDS
+    deadline = clock.monotonic() + seconds
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as report:
         child = subprocess.Popen(
             LEASH,
@@ -218,7 +226,7 @@ def run_command(
                 if job.cancelled.wait(POLL_SECONDS):
                     raise CancelledError
                 if clock.monotonic() > deadline:
-                    raise ChildFailedError(f"it has not ended after {CHILD_SECONDS:.0f} s, and was ended")
+                    raise ChildFailedError(f"it has not ended after {seconds:.0f} s, and was ended")
         finally:
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):

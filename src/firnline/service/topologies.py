@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from firnline.errors import FirnlineError
 from firnline.history.topology.graph import Topology, make_topology
 from firnline.history.topology.snapshot import Snapshots
-from firnline.options import PipelineOptions
 from firnline.service.problems import ConflictError, NotFoundError
+from firnline.service.supervise.supervisor import Supervisor
 from firnline.spec.topology import load_topology
 from firnline.storage import open_storage
 from firnline.topology.records import TopologyHome
@@ -30,6 +31,8 @@ class KnownTopology:
     topology: Topology | None = None
     home: str = ""
     problem: str | None = None
+    path: Path | None = None  # of the file
+    every: timedelta | None = None  # between two snapshots
 
     @property
     def usable(self) -> Topology:
@@ -50,9 +53,7 @@ class KnownTopology:
         return Snapshots(topology, TopologyHome(open_storage(self.home, options), self.name), clock, RandomIds())
 
 
-def find_topologies(
-    files: Iterable[Path], pipelines: Iterable[PipelineOptions], environ: Mapping[str, str], names: str
-) -> list[KnownTopology]:
+def find_topologies(supervisor: Supervisor, names: str) -> list[KnownTopology]:
     """Load every topology file, and derive one topology from the pipelines that none of them names.
 
     Args:
@@ -60,15 +61,16 @@ def find_topologies(
     """
     found: dict[str, KnownTopology] = {}
     taken: set[str] = set()
-    for path in files:
-        one = _load(path, environ)
+    for path in supervisor.topology_files():
+        one = load_known(path, supervisor.environ)
         if one.topology is not None and re.match(names, one.name) is None:
             one = KnownTopology(path.name, path.name, problem="its name has characters that addresses cannot have")
         if one.name in found:
             one = KnownTopology(f"{path.parent.name}.{path.name}", path.name, problem=f"{one.name!r} is named twice")
         found[one.name] = one
         taken |= set(one.topology.members) if one.topology is not None else set()
-    rest = make_topology(options for options in pipelines if options.name not in taken)
+    seen = (one.registered.options for one in supervisor.all())
+    rest = make_topology(options for options in seen if options is not None and options.name not in taken)
     joined = {name: options for name, options in rest.members.items() if name not in rest.outside}
     if joined:
         name = DERIVED
@@ -86,10 +88,14 @@ def get_topology(known: Iterable[KnownTopology], name: str) -> KnownTopology:
     return found
 
 
-def _load(path: Path, environ: Mapping[str, str]) -> KnownTopology:
+def load_known(path: Path, environ: Mapping[str, str]) -> KnownTopology:
+    """Load a topology file; one that cannot be used is returned with its problem."""
     try:
         loaded = load_topology([str(path)], environ=environ)
-        return KnownTopology(loaded.name, path.name, make_topology(loaded.pipelines), loaded.home)
+        topology = make_topology(loaded.pipelines)
+        return KnownTopology(
+            loaded.name, path.name, topology, loaded.home, path=path.absolute(), every=loaded.snapshots.every
+        )
     except FirnlineError as error:
         return KnownTopology(path.name, path.name, problem=error.message)
     except OSError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
@@ -254,6 +254,16 @@ class RestoreOrder:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the home has of a snapshot."""
+
+    snapshot: str
+    ordered_at: datetime  # by the clock of the storage
+    is_closed: bool  # it has an outcome
+    is_dropped: bool
+
+
 class TopologyHome:
     """The records of one topology."""
 
@@ -379,15 +389,24 @@ class TopologyHome:
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def load_orders(self) -> list[Order]:
-        """Return every order, oldest first."""
+    def list_snapshots(self) -> list[Listed]:
+        """Return which snapshots there are and how far each is, oldest first, from the names of files alone."""
         prefix = self.storage.root + "/"
-        names = {snapshot_of(self.name, stat.name.removeprefix(prefix)) for stat in self._list()}
-        orders = (self.find_order(name) for name in names if name is not None)
-        return sorted((one for one in orders if one is not None), key=lambda one: (one.created_at, one.snapshot))
+        times = {
+            stat.name.removeprefix(prefix): stat.modified_at
+            for stat in self.storage.list(topology_snapshots(self.name))
+        }
+        found = []
+        for key, at in times.items():
+            if (one := snapshot_of(self.name, key)) is not None:
+                is_closed, is_dropped = (make(self.name, one) in times for make in (snapshot_outcome, snapshot_dropped))
+                found.append(Listed(one, at, is_closed, is_dropped))
+        return sorted(found, key=lambda one: (one.ordered_at, one.snapshot))
 
-    def _list(self) -> Iterator[Json]:
-        return iter(self.storage.list(topology_snapshots(self.name)))
+    def load_orders(self, snapshots: Iterable[Listed]) -> list[Order]:
+        """Return the orders of some snapshots, oldest first."""
+        orders = (self.find_order(one.snapshot) for one in snapshots)
+        return sorted((one for one in orders if one is not None), key=lambda one: (one.created_at, one.snapshot))
 
 
 def _find(storage: Storage, key: str) -> dict[str, Json] | None:

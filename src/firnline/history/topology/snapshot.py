@@ -494,11 +494,12 @@ class Snapshots:
 
     def find_complete(self) -> list[str]:
         """Return the completed snapshots that are kept, oldest first."""
-        return [order.snapshot for order in self.home.load_orders() if self._is_complete(order.snapshot)]
+        kept = [one for one in self.home.list_snapshots() if one.is_closed and not one.is_dropped]
+        return [order.snapshot for order in self.home.load_orders(kept) if self._is_committed(order.snapshot)]
 
-    def _is_complete(self, snapshot: str) -> bool:
+    def _is_committed(self, snapshot: str) -> bool:
         outcome = self.home.find_outcome(snapshot)
-        return outcome is not None and outcome.status == "committed" and not self.home.is_dropped(snapshot)
+        return outcome is not None and outcome.status == "committed"
 
     def keep(self, count: int) -> list[str]:
         """Drop all but the newest completed snapshots. Returns the dropped ones."""
@@ -548,21 +549,23 @@ class Snapshots:
 
     def get_order(self, snapshot: str) -> Order:
         """Return an order by its id, or by the beginning of it. Raises ConfigError if there is none."""
-        found = [order for order in self.home.load_orders() if order.snapshot.startswith(snapshot)]
-        if len(found) != 1:
+        found = [one for one in self.home.list_snapshots() if one.snapshot.startswith(snapshot)]
+        orders = self.home.load_orders(found) if len(found) == 1 else []
+        if not orders:
             words = "no snapshot begins" if not found else f"{len(found)} snapshots begin"
             raise ConfigError(f"{words} with {snapshot!r}", hint="firnline topology list")
-        return found[0]
+        return orders[0]
 
     def find_open(self) -> list[Order]:
         """Return the orders without an outcome, oldest first."""
-        return [order for order in self.home.load_orders() if self.home.find_outcome(order.snapshot) is None]
+        return self.home.load_orders(one for one in self.home.list_snapshots() if not one.is_closed)
 
-    def list(self) -> list[SnapshotView]:
-        """Return all snapshots, newest first. Read-only."""
-        return [self._view(order) for order in reversed(self.home.load_orders())]
+    def list(self, most: int = 0) -> list[SnapshotView]:
+        """Return the snapshots, newest first; at most so many, 0 means all. Read-only."""
+        return [self.view(order) for order in reversed(self.home.load_orders(self.home.list_snapshots()[-most:]))]
 
-    def _view(self, order: Order) -> SnapshotView:
+    def view(self, order: Order) -> SnapshotView:
+        """Return one snapshot as it is now. Read-only."""
         outcome = self.home.find_outcome(order.snapshot)
         status = "IN_PROGRESS" if outcome is None else "COMPLETED" if outcome.status == "committed" else "FAILED"
         if status == "COMPLETED" and self.home.is_dropped(order.snapshot):
