@@ -8,7 +8,7 @@ import multiprocessing
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.synchronize import Event
@@ -38,6 +38,7 @@ ROWS = 200  # of a file
 EVERY_SECONDS = 10.0
 KEPT = 1000  # all: their figures are read at the end
 TIMEOUT = timedelta(minutes=10)
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.2, 1.0  # of the command
 ROUNDS = 3
 MOST_SLOWER = 0.03
 
@@ -130,11 +131,13 @@ def _measure(work: Path, files: int, every: float | None) -> _Measured:
     snapshots = _open(work, members)
     loads = [_Load() for _ in members]
     loads[-1].wanted = files * ROWS
-    began, cpu = monotonic(), time.process_time()
-    with _running(members, loads), _taking(work, every):
-        loads[-1].done.wait()
-        seconds = monotonic() - began
-        used = time.process_time() - cpu
+    with _taking(work, every) as finish:
+        began, cpu = monotonic(), time.process_time()
+        with _running(members, loads):
+            loads[-1].done.wait()
+            seconds = monotonic() - began
+            used = time.process_time() - cpu
+            finish()  # the members run until the last snapshot is complete
     views = [view for view in snapshots.list() if view.status == "COMPLETED"]
     if every is not None and not views:
         _take_stopped(snapshots, members)
@@ -171,31 +174,37 @@ def _take_stopped(snapshots: Snapshots, members: Sequence[PipelineOptions]) -> N
 
 
 @contextlib.contextmanager
-def _taking(work: Path, every: float | None) -> Iterator[None]:
-    """Take snapshots in another process, as the command does."""
+def _taking(work: Path, every: float | None) -> Iterator[Callable[[], None]]:
+    """Take snapshots in another process, as the command does. Yields what ends it, after its last snapshot."""
     if every is None:
-        yield
+        yield lambda: None
         return
     context = multiprocessing.get_context("spawn")
-    is_over = context.Event()
-    process = context.Process(target=_take, args=(work, every, is_over), daemon=True)
+    is_ready, is_over = context.Event(), context.Event()
+    process = context.Process(target=_take, args=(work, every, is_ready, is_over), daemon=True)
     process.start()
-    try:
-        yield
+    is_ready.wait()
+
+    def finish() -> None:
         is_over.set()
         process.join()
         if process.exitcode:
             raise RuntimeError("the process that takes snapshots failed")
+
+    try:
+        yield finish
     finally:
         process.kill()
 
 
-def _take(work: Path, every: float, is_over: Event) -> None:
+def _take(work: Path, every: float, is_ready: Event, is_over: Event) -> None:
     snapshots = _open(work, _make_chain(work))
+    is_ready.set()  # its imports are no cost of a snapshot: the command is started once
     while not is_over.wait(every):
-        order = snapshots.order(TIMEOUT)
+        order, pause = snapshots.order(TIMEOUT), POLL_SECONDS
         while (found := snapshots.settle(order))[0] is Outcome.WAIT:
-            SystemClock().sleep(0.2)
+            SystemClock().sleep(pause)
+            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
         assert found[0] is Outcome.COMMIT, found
         snapshots.keep(KEPT)
 

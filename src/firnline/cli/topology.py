@@ -207,6 +207,7 @@ RECORD_COLUMNS = (
     Column("trouble", cut="right"),
 )
 POLL_SECONDS = 0.2
+LONGEST_POLL_SECONDS = 1.0
 
 app = App(
     name="topology", help_epilogue=EPILOGUE, help="Show chained pipelines; snapshots and restores of all of them."
@@ -321,14 +322,15 @@ def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
     with contextlib.ExitStack() as stack:
         if spec.include_stopped:
             _start_stopped(snapshots, stack)
-        outcome, reason, before = Outcome.WAIT, "", ""
+        outcome, reason, before, pause = Outcome.WAIT, "", "", POLL_SECONDS
         while outcome is Outcome.WAIT:
             outcome, reason = snapshots.settle(order)
             if outcome is Outcome.WAIT:
                 if reason != before:
                     say(f"waiting for {reason}")
                 before = reason
-                time.sleep(POLL_SECONDS)
+                time.sleep(pause)
+                pause = min(pause * 1.5, LONGEST_POLL_SECONDS)  # a look costs CPU that the members lack
     if outcome is Outcome.COMMIT:
         for dropped in snapshots.keep(spec.keep):
             say(f"dropped {dropped}: keep {spec.keep}")

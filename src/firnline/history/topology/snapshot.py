@@ -88,6 +88,11 @@ class MemberRecord:
         }
 
 
+def _is_done(record: MemberRecord) -> bool:
+    """Return whether a member has its record, and every channel holds it."""
+    return record.facts.record is not None and record.facts.held
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
     """One snapshot, with the fields that Flink gives a checkpoint, in the same order."""
@@ -118,6 +123,7 @@ class Snapshots:
         self._clock = clock
         self._ids = ids
         self._file = file
+        self._seen: dict[str, dict[str, MemberRecord]] = {}  # of open snapshots, by id and member
         self.opened = {name: open_pipeline(options) for name, options in topology.members.items()}
 
     # -- order ----------------------------------------------------------------------------------------
@@ -273,8 +279,11 @@ class Snapshots:
         if written is not None:
             self._clean_up(order, written)
             return (Outcome.COMMIT if written.status == "committed" else Outcome.ABORT), written.reason
-        records = self.read_records(order)
-        complete = all(one.facts.record is not None and one.facts.held for one in records.values())
+        records = self._read_missing(order)
+        complete = all(_is_done(one) for one in records.values())
+        if complete:  # what was seen earlier may be undone since
+            records = self.read_records(order)
+            complete = all(_is_done(one) for one in records.values())
         try:
             misfits = self._find_misfits(records) if complete else []
         except SinkError as error:  # a topic whose state is unknown now: neither a fit nor a misfit
@@ -287,6 +296,7 @@ class Snapshots:
         if outcome is Outcome.COMMIT:
             self._narrow_pins(order, records)
         made = self.home.put_outcome(order.snapshot, self._make_outcome(outcome, reason, records))
+        self._seen.pop(order.snapshot, None)
         self._clean_up(order, made)
         return (Outcome.COMMIT if made.status == "committed" else Outcome.ABORT), made.reason
 
@@ -314,6 +324,14 @@ class Snapshots:
     def read_records(self, order: Order) -> dict[str, MemberRecord]:
         """Read what every member has done, from its deciding sink and its ledger."""
         return {name: self._read_record(order, name) for name in order.members}
+
+    def _read_missing(self, order: Order) -> dict[str, MemberRecord]:
+        """Like `read_records`, but a member that was seen with its record is not read again."""
+        known = self._seen.setdefault(order.snapshot, {})
+        for name in order.members:
+            if name not in known or not _is_done(known[name]):
+                known[name] = self._read_record(order, name)
+        return dict(known)
 
     def _read_record(self, order: Order, name: str) -> MemberRecord:
         ordered, pipeline = order.members[name], self.opened.get(name)
