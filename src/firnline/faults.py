@@ -100,6 +100,7 @@ DURABLE_CALLS = (
     "topology.decide",
     "topology.release",
     "topology.savepoint",
+    "topology.range",
     "savepoint.pin",
     "savepoint.copy",
     "savepoint.put",

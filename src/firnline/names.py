@@ -683,6 +683,11 @@ def saved_data_key(sink: str, path: str) -> str:
     return f"{SAVED_DATA}/{sink}/{path}"
 
 
+def saved_range_name(partition: int, offset: int) -> str:
+    """The name of a file with records of a topic, from an offset on: in the folder of a sink in a savepoint."""
+    return f"{partition:05d}-{offset:020d}.parquet"
+
+
 def saved_state_key(name: str) -> str:
     """The key of the copy of a file of state in a savepoint."""
     return f"{STATE}/{name}"

@@ -27,10 +27,12 @@ from firnline.history.savepoints.state import SavedStateSource
 from firnline.history.store import on_record
 from firnline.maintenance.survey import is_inside
 from firnline.run.edits import perform_edit
+from firnline.run.followers import check_owner, join
 from firnline.run.joining import check_restored, check_unchanged, edit_checkpoint, find_lacking
 from firnline.run.open_pipeline import OpenPipeline
-from firnline.sinks.base import Head
+from firnline.sinks.base import Head, Sink
 from firnline.sinks.delta.sink import as_delta
+from firnline.sinks.known import KnownSink
 from firnline.storage import normalise, open_storage
 from firnline.stores.tiers import NewestCopy
 from firnline.types import Json
@@ -75,7 +77,7 @@ def restore_savepoint(
         path: The savepoint's folder or URI.
         accept: Other pipelines and programs whose rows in the tables may be lost.
         positions: Positions of sources that are not those of the checkpoint, because their tables were built anew. Then
-            the pipeline is a new one, and no member of the old topology.
+            the pipeline is a new one, and no member of the old topology: its followers begin after the restore.
         report: Called with each step, for display.
         stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, with nothing
             decided.
@@ -90,6 +92,11 @@ def restore_savepoint(
     """
     making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report, positions)
     return making.perform(progress, stopping)
+
+
+def is_restored(pipeline: OpenPipeline, path: str, storage_options: dict[str, str] | None = None) -> bool:
+    """Return whether the pipeline has gone on from a savepoint already. Changes nothing."""
+    return _Restore(pipeline, path, "", storage_options, frozenset(), lambda _: None).is_done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +146,15 @@ class _Restore:
         self._path = _CREDENTIALS.sub("", normalise(path))
         self._saved = load_savepoint(self._storage)
         self._base = self._saved.checkpoint  # what the new epoch goes on from
+        self._is_new = positions is not None
         if positions is not None:
             self._base = replace(self._base, positions={**self._base.positions, **positions}, topology={})
         self._state = SavedStateSource(pipeline, self._saved, self._storage, storage_options or {})
         self._warnings: list[str] = []
+
+    def is_done(self) -> bool:
+        self._check_fits()
+        return self._find_done(self._read_current()) is not None
 
     def plan(self) -> RestorePlan:
         saved = self._saved
@@ -159,7 +171,14 @@ class _Restore:
         self._check_state()
         plans = [plan_sink(as_delta(sink), self._saved, self._storage, self._accept) for sink in self._pipeline.tables]
         self._check_generations(current)
+        for sink in self._followers():
+            check_owner(self._pipeline, sink, current.newest)
         return plans
+
+    def _followers(self) -> list[Sink]:
+        """Return the sinks that begin after the restore, because the pipeline is a new one."""
+        names = {one.name for one in self._pipeline.options.followers} if self._is_new else set()
+        return [sink for sink in self._pipeline.sinks if sink.name in names]
 
     def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
         saved = self._saved
@@ -195,10 +214,17 @@ class _Restore:
         with copies.pinned(plans):
             brought = self._state.bring_back()
             receipt = perform_edit(
-                self._pipeline, self._run, decide, self._report, generation=generation, replaces=True
+                self._pipeline,
+                self._run,
+                decide,
+                self._report,
+                generation=generation,
+                skip={sink.name for sink in self._followers()},
+                replaces=True,
             )
             # Again: a sweep without the new history may have run meanwhile.
             copy_ledger(self._pipeline, self._storage, saved)
+        self._begin_followers(receipt.generation)
         files = [file for plan in plans for file in plan.saved.files]
         return Restored(
             savepoint=saved.id,
@@ -213,6 +239,16 @@ class _Restore:
             state_copied_bytes=brought,
             warnings=self._warnings,
         )
+
+    def _begin_followers(self, generation: int) -> None:
+        """Give the followers of a new pipeline the head of the restore. If that fails, the next run does it."""
+        decided = self._pipeline.deciding.load()
+        for sink in self._followers():
+            try:
+                epoch = join(self._pipeline, sink, self._run, generation, decided)
+                self._report(f"{sink.name} is at epoch {epoch}")
+            except (FirnlineError, OSError) as error:
+                self._report(f"{sink.name} follows when the next run joins it: {error}")
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -342,7 +378,7 @@ class _Restore:
         for plan in plans:
             if plan.undone:
                 self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
-        for follower in self._pipeline.options.followers:
+        for follower in self._pipeline.options.followers if not self._is_new else ():
             self._add_warning(f"{follower.name} keeps its rows: what is read again after the restore comes there again")
         lost = self._find_lost(current)
         if lost:
@@ -387,16 +423,20 @@ class _Restore:
         head = current.newest.checkpoint
         schema = plans[0].saved.schema
         followers = self._pipeline.options.followers  # they keep their rows
+        checkpoint = edit_checkpoint(
+            self._pipeline,
+            self._base,
+            head,
+            epoch=epoch,
+            generation=generation,
+            run=self._run,
+            kept={one.head_name: current.epochs.get(one.name, 0) for one in followers},
+        )
+        if self._is_new:
+            begun = {one.name: KnownSink(one.target, epoch, epoch, one.head_name) for one in followers}
+            checkpoint = replace(checkpoint, sinks={name: one.to_json() for name, one in begun.items()})
         return LedgerEntry(
-            checkpoint=edit_checkpoint(
-                self._pipeline,
-                self._base,
-                head,
-                epoch=epoch,
-                generation=generation,
-                run=self._run,
-                kept={one.head_name: current.epochs.get(one.name, 0) for one in followers},
-            ),
+            checkpoint=checkpoint,
             previous=saved.entry,
             previous_checkpoint=saved.checkpoint.checksum,
             inputs={},

@@ -1,11 +1,13 @@
 """Savepoints of a topology: a completed snapshot, copied to another place, from which a new topology can start.
 
 The folder has a savepoint with copies for each member. A table that is a channel is built anew there: one commit per
-distinct position of its readers, and one for the cut. `topology.json`, written last, has the positions in the new
-tables. After a kill the same command begins anew; until `topology.json` is there, the folder is no savepoint.
+distinct position of its readers, and one for the cut. Of a topic that is a channel, the records are copied that its
+readers have yet to read. `topology.json`, written last, has the positions in the new tables, and those in topics as
+they were. After a kill the same command begins anew; until `topology.json` is there, the folder is no savepoint.
 
-A new topology has the members of the old one, with tables of their own. Its start copies each channel's table as it
-is, then restores each member's savepoint with the positions in these tables. The same command finishes a killed start.
+A new topology has the members of the old one, with tables and topics of their own. Its start copies each channel's
+table as it is and writes each channel's records to its topic, then restores each member's savepoint with the positions
+in these. The same command finishes a killed start.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -23,18 +25,22 @@ from firnline.checkpoint.ledger import LedgerEntry
 from firnline.committer.validate import InvalidUnitError
 from firnline.errors import ConfigError, DamagedError, RollbackRefusedError
 from firnline.faults import fault_point
-from firnline.history.edits.restore import Restored, restore_savepoint
+from firnline.history.edits.restore import Restored, is_restored, restore_savepoint
 from firnline.history.edits.restore_plan import read_stats
 from firnline.history.savepoints.catalog import load_savepoint
 from firnline.history.savepoints.create import FOLDS, check_apart, is_temporary
 from firnline.history.savepoints.files import Progress, copy_file, each, sha256_of
 from firnline.history.savepoints.format import SavedBytes, SavedFile, SavedSink, Savepoint
 from firnline.history.savepoints.state import copy_state, take_state
-from firnline.history.topology.channels import check_channels
+from firnline.history.topology.channels import channels_from, check_channels, find_topics
 from firnline.history.topology.graph import Channel, Topology
 from firnline.history.topology.rebuild import ChannelTable
 from firnline.history.topology.restore import find_snapshot_epochs
 from firnline.history.topology.snapshot import Snapshots
+from firnline.history.topology.topic_copy import TopicCopy
+from firnline.history.topology.topic_files import SavedTopic
+from firnline.history.topology.topic_fill import TopicFill
+from firnline.history.topology.topic_plan import TopicMove, translate
 from firnline.names import (
     DELTA_LOG,
     JOURNAL,
@@ -48,6 +54,7 @@ from firnline.names import (
     saved_ledger_key,
     saved_quarantine_key,
 )
+from firnline.options import template_columns
 from firnline.process import this_process
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.schema import schema_to_json
@@ -55,7 +62,11 @@ from firnline.sinks.delta.contents import ListedFile, find_key, list_contents, s
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sinks.delta.sink import DeltaSink, as_delta
 from firnline.sinks.delta.table import Table
+from firnline.sinks.kafka.options import KafkaSinkOptions
+from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sources.delta.table_log import TableLog
+from firnline.sources.kafka.position import PartitionState
+from firnline.sources.kafka.position import Position as KafkaPosition
 from firnline.state.home import StateHome
 from firnline.storage import Storage, normalise, open_storage
 from firnline.types import EntryRef, Json
@@ -70,7 +81,8 @@ class SavedTopology:
     created_at: str
     members: dict[str, int]  # the epoch of each
     tables: dict[str, list[SavedBytes]]  # the log of each channel's table, by "member/sink"
-    positions: dict[str, dict[str, Json]]  # by reader and source: in the new tables
+    positions: dict[str, dict[str, Json]]  # by reader and source: in the new tables; of topics, as they were
+    topics: dict[str, SavedTopic] = field(default_factory=dict)  # the range of each channel's topic, by "member/sink"
 
     def to_bytes(self) -> bytes:
         """Return the durable form."""
@@ -84,6 +96,7 @@ class SavedTopology:
                 for name, files in self.tables.items()
             },
             "positions": self.positions,
+            **({"topics": {name: topic.to_json() for name, topic in self.topics.items()}} if self.topics else {}),
         }
         return canonical(seal(body)) + b"\n"
 
@@ -102,6 +115,7 @@ class SavedTopology:
                     for name, files in body["tables"].items()
                 },
                 positions={str(name): dict(sources) for name, sources in body["positions"].items()},
+                topics={str(n): SavedTopic.from_json(one, what) for n, one in body.get("topics", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -133,8 +147,8 @@ def create_topology_savepoint(
     """Copy a completed snapshot to a folder or URI that does not exist yet, or that a killed one has begun.
 
     Raises:
-        ConfigError: the snapshot cannot be restored, a channel is no Delta table, or the folder is in other use.
-        RollbackRefusedError: a reader's position cannot be given in a new table, or files are gone.
+        ConfigError: the snapshot cannot be restored, a channel has a template, or the folder is in other use.
+        RollbackRefusedError: a reader's position cannot be given in a new table, or files or records are gone.
     """
     snapshot, epochs = find_snapshot_epochs(snapshots, words)
     _check_kinds(snapshots.topology)
@@ -154,12 +168,18 @@ def create_topology_savepoint(
 def _check_kinds(topology: Topology) -> None:
     check_channels(topology)
     for channel in topology.channels:
-        if channel.kind != "delta" or channel.part:
+        if channel.kind == "kafka" and template_columns(_kafka_sink(topology, channel).topic):
             raise ConfigError(
-                f"{channel.reader!r} reads {channel.place}, which is no Delta table of its own: a savepoint of a "
-                "topology copies Delta channels only",
+                f"{channel.reader!r} reads {channel.place}, which sink {channel.sink!r} of {channel.writer!r} writes "
+                "with a template: a savepoint of a topology copies topics with a name of their own only",
                 hint="Leave one of the two pipelines out of the topology.",
             )
+
+
+def _kafka_sink(topology: Topology, channel: Channel) -> KafkaSinkOptions:
+    options = next(one for one in topology.members[channel.writer].sinks if one.name == channel.sink)
+    assert isinstance(options, KafkaSinkOptions)
+    return options
 
 
 def _begin(snapshots: Snapshots, storage: Storage, snapshot: str) -> SavedTopology | None:
@@ -211,14 +231,17 @@ class _Making:
         self._stopping = stopping
         self._logs: dict[str, list[SavedBytes]] = {}
         self._positions: dict[str, dict[str, Json]] = {}
+        self._topics: dict[str, SavedTopic] = {}
         self._records: dict[str, _Record] = {}
 
     def make(self, snapshot: str, epochs: Mapping[str, int]) -> SavedTopology:
         self._records = {name: self._find_record(name, epoch) for name, epoch in epochs.items()}
         for name, record in self._records.items():
             self._save_member(name, record)
-        now = record.pipeline.clock.now().isoformat()
-        return SavedTopology(self._snapshots.home.name, snapshot, now, dict(epochs), self._logs, self._positions)
+            for sink in find_topics(self._topology, record.pipeline):
+                self._save_topic(sink, snapshot, record)
+        now, home = record.pipeline.clock.now().isoformat(), self._snapshots.home.name
+        return SavedTopology(home, snapshot, now, dict(epochs), self._logs, self._positions, self._topics)
 
     def _find_record(self, name: str, epoch: int) -> _Record:
         pipeline = self._snapshots.opened[name]
@@ -373,6 +396,20 @@ class _Making:
             table.refresh()
         return str(table.delta.metadata().id)
 
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def _save_topic(self, sink: KafkaSink, snapshot: str, record: _Record) -> None:
+        """Copy what the readers of a topic have yet to read."""
+        name = record.pipeline.options.name
+        positions = {channel: self._position(channel) for channel in channels_from(self._topology, name, sink.name)}
+        target = open_storage(f"{self._place}/{name}", self._options)
+        copy = TopicCopy(self._topology, list(positions), sink, positions)
+        self._topics[f"{name}/{sink.name}"] = copy.save(
+            snapshot, record.entry.epoch, target, record.pipeline.clock, self._progress, self._stopping
+        )
+        for channel, position in positions.items():
+            self._positions.setdefault(channel.reader, {})[channel.source] = position
+
     # -- the rest -------------------------------------------------------------------------------------
 
     def _save_ledger(self, record: _Record, target: Storage) -> list[SavedBytes]:
@@ -426,13 +463,36 @@ def check_start(topology: Topology, saved: SavedTopology) -> None:
         )
     read = {(channel.reader, channel.source) for channel in topology.channels}
     wanted = {(reader, source) for reader, sources in saved.positions.items() for source in sources}
-    written = {f"{channel.writer}/{channel.sink}" for channel in topology.channels}
-    if read != wanted or written != set(saved.tables):
-        names = ", ".join(sorted({f"{a}/{b}" for a, b in read ^ wanted} | (written ^ set(saved.tables))))
+    written = {f"{one.writer}/{one.sink}" for one in topology.channels if one.kind == "delta"}
+    topics = set(saved.topics) ^ set(_match_topics(topology, saved))
+    if read != wanted or written != set(saved.tables) or topics:
+        names = ", ".join(sorted({f"{a}/{b}" for a, b in read ^ wanted} | (written ^ set(saved.tables)) | topics))
         raise ConfigError(
             f"the topology has other channels than the savepoint: {names}",
-            hint="Each reader reads the table that its writer writes, as when the savepoint was made.",
+            hint="Each reader reads the table or topic that its writer writes, as when the savepoint was made.",
         )
+
+
+def _match_topics(topology: Topology, saved: SavedTopology) -> dict[str, tuple[Channel, ...]]:
+    """Return the channels of each saved topic. Its sink has the name that it had, or the same readers and another one:
+    on the cluster of the old topology its own name is taken."""
+    sinks: dict[tuple[str, str], list[Channel]] = {}
+    for channel in topology.channels:
+        if channel.kind == "kafka":
+            sinks.setdefault((channel.writer, channel.sink), []).append(channel)
+    found: dict[str, tuple[Channel, ...]] = {}
+    for name, topic in saved.topics.items():
+        writer, _, sink = name.partition("/")
+        renamed = [one for one in sinks if one[0] == writer and f"{one[0]}/{one[1]}" not in saved.topics]
+        for key in [(writer, sink), *(renamed if (writer, sink) not in sinks else [])]:
+            channels = sinks.get(key, [])
+            if sorted((one.reader, one.source) for one in channels) == sorted(topic.readers):
+                if template_columns(_kafka_sink(topology, channels[0]).topic):
+                    continue
+                found[name] = tuple(channels)
+                del sinks[key]
+                break
+    return found
 
 
 def start_from_savepoint(
@@ -449,7 +509,7 @@ def start_from_savepoint(
 
     Raises:
         ConfigError: there is no savepoint, or the topology has another shape.
-        RollbackRefusedError: a table of a channel exists already.
+        RollbackRefusedError: a table of a channel exists already, or a topic is in other use.
         DamagedError: a file of the savepoint differs from what was saved.
     """
     place = normalise(path)
@@ -458,14 +518,34 @@ def start_from_savepoint(
     members = {name: open_pipeline(options) for name, options in topology.members.items()}
     sources = {name: open_storage(f"{place}/{name}", storage_options) for name in members}
     manifests = {name: load_savepoint(storage) for name, storage in sources.items()}
+    is_done = {name: is_restored(pipeline, f"{place}/{name}", storage_options) for name, pipeline in members.items()}
+    fills = [
+        TopicFill(
+            name=name,
+            savepoint=manifests[channels[0].writer].id,
+            saved=saved.topics[name],
+            source=sources[channels[0].writer],
+            sink=_kafka_sink(topology, channels[0]),
+            channels=channels,
+            topology=topology,
+        )
+        for name, channels in _match_topics(topology, saved).items()
+    ]
+    for fill in fills:
+        if not is_done[fill.writer]:
+            fill.check(members[fill.writer].clock)
     tables = list(_find_tables(topology, saved, manifests))
     for table in [one for one in tables if not one.is_done()]:
         report(f"{table.name}: copying {len(table.saved.files)} file(s)")
         table.copy(sources[table.writer], progress, stopping)
+    for fill in [one for one in fills if not is_done[one.writer]]:
+        report(f"{fill.name}: writing {fill.saved.records} record(s) to {fill.sink.topic}")
+        fill.write(run, progress, stopping)
+    moved = _find_positions(topology, saved, [one for one in fills if not all(map(is_done.get, one.readers))], progress)
     done = {}
     for name, pipeline in members.items():
         positions = {
-            source: {**position, "table": pipeline.sources[source].location}
+            source: moved.get((name, source)) or {**position, "table": pipeline.sources[source].location}
             for source, position in saved.positions.get(name, {}).items()
         }
         done[name] = restore_savepoint(
@@ -479,6 +559,27 @@ def start_from_savepoint(
             stopping=stopping,
         )
     return done
+
+
+def _find_positions(
+    topology: Topology, saved: SavedTopology, fills: list[TopicFill], progress: Progress | None
+) -> dict[tuple[str, str], Json]:
+    """Return the positions of readers, by member and source, in the topics of the new topology."""
+    moves: dict[tuple[str, str], dict[str, TopicMove]] = {}
+    states: dict[tuple[str, str], dict[str, dict[int, PartitionState]]] = {}
+    for fill in fills:
+        places = fill.find_states(saved.positions)
+        move = fill.read_back(places, progress)
+        for channel, of in places.items():
+            key = (channel.reader, channel.source)
+            moves.setdefault(key, {})[fill.saved.topic] = move
+            states.setdefault(key, {})[fill.saved.topic] = of
+    found = {}
+    for (reader, source), of_topics in moves.items():
+        location = next(one for one in topology.members[reader].sources if one.name == source).location
+        position = KafkaPosition.from_json(saved.positions[reader][source])
+        found[reader, source] = translate(position, states[reader, source], of_topics, location).to_json()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,6 +256,10 @@ class Cluster:
         return {operation.name for operation in operations} if operations else None
 
     def _create_data_topic(self, topic: str) -> None:
+        self._check_creates(topic)
+        self._create(topic, self.connection.partitions, {})
+
+    def _check_creates(self, topic: str) -> None:
         sink = self.connection.sink
         if not self.connection.partitions:
             raise SinkError(
@@ -263,7 +267,16 @@ class Cluster:
                 hint=f"Create the topic, or set `partitions` on sink {sink!r}; nothing was lost.",
                 sink=sink,
             )
-        self._create(topic, self.connection.partitions, {})
+
+    def ensure_topic(self, topic: str, partitions: int) -> None:
+        """Create a topic that does not exist, if the spec lets the sink create topics.
+
+        Raises:
+            SinkError: it does not exist.
+        """
+        if not self.count_partitions(topic):
+            self._check_creates(topic)
+            self._create(topic, partitions, {})
 
     def ensure_lanes(self, lanes: int) -> int:
         """Create the checkpoint topic, or add partitions to it, so that each lane has one. Returns how many it has.
@@ -353,6 +366,14 @@ class Cluster:
                 )
             SystemClock().sleep(0.005)
         return {**dict.fromkeys(partitions.values()), **self._read_tails(stable, partitions)}
+
+    def peek_heads(self, lanes: Iterable[int]) -> dict[int, LaneRecord | None]:
+        """Read the newest record of each lane that can be seen now; an open transaction may bring another one."""
+        partitions = {partition_of(lane): lane for lane in lanes}
+        return {
+            **dict.fromkeys(partitions.values()),
+            **self._read_tails(self._ends(partitions, committed=True), partitions),
+        }
 
     def find_ends(self, topics: Iterable[str]) -> dict[Partition, int]:
         """Return the end of every partition of some topics: of all that was written, transactions that are open

@@ -270,6 +270,12 @@ class KafkaSink(Follower):
                 found.append(int(settings.get("min.compaction.lag.ms", 0)))
         return timedelta(milliseconds=min(found)) if found else None
 
+    def find_compaction_lag(self, topic: str) -> int | None:
+        """Return how many milliseconds a topic keeps every record before compaction; None: it is not compacted."""
+        settings = self._cluster.settings("topic", topic)
+        is_compacted = "compact" in settings.get("cleanup.policy", "delete").split(",")
+        return int(settings.get("min.compaction.lag.ms", 0)) if is_compacted else None
+
     def find_ends(self, epoch: int) -> Mapping[Partition, int]:
         """Return where an epoch that the sink holds ends in each partition; one that is left out had nothing then.
 
