@@ -8,17 +8,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from firnline.cli.topology import _copy_all
 from firnline.clock import SystemClock
+from firnline.errors import ConfigError, DamagedError, RollbackRefusedError
+from firnline.history.topology import topic_files
 from firnline.history.topology.graph import Topology, make_topology
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.savepoint import SavedTopology, create_topology_savepoint, start_from_savepoint
+from firnline.history.topology.snapshot import Snapshots
 from firnline.history.topology.stopped import paused_run
+from firnline.history.topology.topic_fill import TopicFill
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.kafka.position import Position
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
@@ -83,14 +90,14 @@ class Chain:
         order = find_or_order(snapshots, *epochs, SystemClock(), RandomIds(), leave=leave)
         assert perform_restore(snapshots, order, RandomIds().new(), SystemClock(), print).decision is Decision.GO
 
-    def other(self, topic: str, **settings: object) -> list[PipelineOptions]:
+    def other(self, topic: str, **settings: Any) -> list[PipelineOptions]:
         """The same pipelines with tables and a topic of their own, on the same broker, and the same files."""
         found = make_members(self.folder.parent / "new", self.kafka, topic, self.lanes, **settings)
         found[0] = replace(found[0], sources=self.members[0].sources)
         return found
 
 
-def make_members(folder: Path, kafka: KafkaServer, topic: str, lanes: int, **settings: object) -> list[PipelineOptions]:
+def make_members(folder: Path, kafka: KafkaServer, topic: str, lanes: int, **settings: Any) -> list[PipelineOptions]:
     writer = topic_writer(folder, kafka, topic, lanes=lanes, **settings)
     readers = [topic_reader(folder, kafka, topic, name=name) for name in "bc"]
     return [writer, *readers]
@@ -149,3 +156,215 @@ def test_a_new_topology_goes_on_with_what_the_topic_held(tmp_path: Path, kafka: 
     run_members(kafka, *new)
     assert tables(new) == [chain.sample.ids] * 3
     assert checkpoint_of(new[1]).topology == {}
+
+
+def test_void_and_aborted_records_are_not_copied_and_bytes_stay_as_they_are(
+    tmp_path: Path, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_files, "FILE_BYTES", 1)  # every batch is a file, every file a transaction
+    chain = Chain(tmp_path / "old", kafka, partitions=2)
+    chain.write("f1", "b", "c")
+    chain.write("f2")
+    first, then = chain.take(), Counter(chain.sample.ids)
+    chain.write("f3")
+    undone = chain.sample.ids - then
+    chain.restore(first)
+    chain.write("f4")  # f3 once more, and f4
+    odd = {"headers": {"h": b"\xff\x00", "i": b""}, "timestamp": 1_000_000_000_000, "partition": 1}
+    kafka.produce(chain.topic, [b"\xfe\x00", None, b""], keys=[None, b"\x00k", b""], **odd)
+    kafka.produce(chain.topic, [b"gone"] * 3, partition=0, transactional_id=f"x-{chain.topic}", abort=True)
+    snapshot = chain.take()
+    kafka.produce(chain.topic, [b"behind the cut"], partition=1)
+    saved = chain.save(snapshot)
+    (topic,) = saved.topics.values()
+    unread = chain.sample.ids - chain.ids()[1]
+    assert unread > undone
+    assert topic.records == unread.total() + 3
+    assert len(topic.files) >= 4, "void offsets divide the ranges"
+    assert topic.oldest == 1_000_000_000_000
+    new_topic = kafka.new_topic(2, retention_ms="-1")
+    new = chain.other(new_topic)
+    start(new, chain)
+    records = kafka.read(new_topic)
+    plain = [record for record in records if record.headers.keys() >= {"firnline-id"}]
+    strange = [record for record in records if record not in plain]
+    assert Counter(json.loads(record.value or b"")["id"] for record in plain) == unread
+    assert [(r.partition, r.key, r.value, r.headers) for r in strange] == [
+        (1, None, b"\xfe\x00", {"h": b"\xff\x00", "i": b""}),
+        (1, b"\x00k", None, {"h": b"\xff\x00", "i": b""}),
+        (1, b"", b"", {"h": b"\xff\x00", "i": b""}),
+    ]
+    assert [time_of(kafka, new_topic, r.partition, r.offset) for r in strange] == [1_000_000_000_000] * 3
+    assert checkpoint_of(new[1]).positions["k"]["location"] == new_topic
+
+
+def time_of(kafka: KafkaServer, topic: str, partition: int, offset: int) -> int:
+    from confluent_kafka import TopicPartition
+
+    consumer = kafka.consumer()
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        message = consumer.poll(60)
+        assert message is not None
+        assert message.offset() == offset
+        return int(message.timestamp()[1])
+    finally:
+        consumer.close()
+
+
+@pytest.fixture(scope="module")
+def saved_chain(tmp_path_factory: pytest.TempPathFactory, kafka: KafkaServer) -> Chain:
+    """A savepoint; nobody changes it."""
+    chain = Chain(tmp_path_factory.mktemp("saved") / "old", kafka, partitions=2).fill()
+    chain.save(chain.take())
+    return chain
+
+
+def elsewhere(chain: Chain, folder: Path, topic: str, **settings: Any) -> list[PipelineOptions]:
+    """A new topology in a folder of its own."""
+    members = make_members(folder, chain.kafka, topic, chain.lanes, **settings)
+    return [replace(members[0], sources=chain.members[0].sources), *members[1:]]
+
+
+def test_a_topic_that_is_in_other_use_is_refused_by_name(
+    tmp_path: Path, kafka: KafkaServer, saved_chain: Chain
+) -> None:
+    taken = kafka.new_topic(2)
+    kafka.produce(taken, [b"mine"], partition=1)
+    with pytest.raises(RollbackRefusedError, match=f"{taken}/1 offset 0 has a record that is not the savepoint's"):
+        start(elsewhere(saved_chain, tmp_path / "taken", taken), saved_chain)
+    assert kafka.values(taken) == [b"mine"]
+    wide = kafka.new_topic(3)
+    with pytest.raises(RollbackRefusedError, match="has 3 partitions, and the topic of the savepoint had 2"):
+        start(elsewhere(saved_chain, tmp_path / "wide", wide), saved_chain)
+    with pytest.raises(ConfigError, match="does not exist"):
+        start(elsewhere(saved_chain, tmp_path / "none", f"{taken}-none"), saved_chain)
+    brief = kafka.new_topic(2, retention_ms="1")
+    with pytest.raises(RollbackRefusedError, match="the cluster would delete them before they are read"):
+        start(elsewhere(saved_chain, tmp_path / "brief", brief), saved_chain)
+    small = kafka.new_topic(2, max_message_bytes="100")
+    with pytest.raises(RollbackRefusedError, match=r"a record of the savepoint has .* takes 100"):
+        start(elsewhere(saved_chain, tmp_path / "small", small), saved_chain)
+    assert not kafka.values(small)
+    assert not list(tmp_path.glob("*/a")), "no table was touched"
+
+
+def test_a_sink_of_the_old_topology_is_left_alone(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:
+    topic = kafka.new_topic(2)
+    new = elsewhere(saved_chain, tmp_path, topic)
+    table, sink = new[0].sinks
+    same = replace(sink, name=saved_chain.members[0].sinks[1].name)
+    before = open_pipeline(saved_chain.members[0]).sink(same.name).load()
+    with pytest.raises(RollbackRefusedError, match="is of a sink that is in use"):
+        start([replace(new[0], sinks=(table, same)), *new[1:]], saved_chain)
+    assert open_pipeline(saved_chain.members[0]).sink(same.name).load() == before
+    assert not kafka.values(topic)
+
+
+def test_a_record_of_somebody_else_among_ours_is_refused(
+    tmp_path: Path, kafka: KafkaServer, saved_chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = kafka.new_topic(2)
+    new = elsewhere(saved_chain, tmp_path, topic)
+    write = TopicFill.write
+
+    def write_and_be_disturbed(fill: TopicFill, *arguments: Any) -> None:
+        write(fill, *arguments)
+        kafka.produce(topic, [b"theirs"], partition=0)
+
+    monkeypatch.setattr(TopicFill, "write", write_and_be_disturbed)
+    with pytest.raises(RollbackRefusedError, match=f"{topic}/0 offset [0-9]+ has a record that is not the savepoint's"):
+        start(new, saved_chain)
+    assert not list(tmp_path.glob("*/_delta_log")), "no pipeline was restored"
+
+
+def test_a_topic_is_created_if_the_sink_may(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:
+    topic = f"{kafka.new_topic()}-new"
+    new = elsewhere(saved_chain, tmp_path, topic, partitions=5)
+    start(new, saved_chain)
+    ids = saved_chain.ids()
+    assert topic_rows(kafka, topic) == ids[0] - ids[1]
+    assert {record.partition for record in kafka.read(topic)} <= {0, 1}
+    run_members(kafka, *new)
+    assert tables(new) == [saved_chain.sample.ids] * 3
+
+
+def test_a_damaged_file_of_a_range_is_refused(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:
+    place = tmp_path / "save"
+    shutil.copytree(saved_chain.place, place)
+    file = max(place.glob("a/data/to-*/*.parquet"))
+    data = file.read_bytes()
+    topic = kafka.new_topic(2)
+    new = make_topology(elsewhere(saved_chain, tmp_path / "new", topic))
+    file.write_bytes(data[:-9] + b"?" + data[-8:])
+    with pytest.raises(DamagedError, match=f"{file.name} of the savepoint is not what was saved"):
+        start_from_savepoint(new, str(place), RUN)
+    file.unlink()
+    with pytest.raises(DamagedError, match=f"{file.name} of the savepoint is missing"):
+        start_from_savepoint(new, str(place), RUN)
+    assert not list((tmp_path / "new").glob("*/_delta_log")), "no pipeline was restored"
+    file.write_bytes(data)  # and with the file, the same command goes on
+    start_from_savepoint(new, str(place), RUN)
+    ids = saved_chain.ids()
+    assert topic_rows(kafka, topic) == ids[0] - ids[1]
+
+
+def test_records_that_retention_took_are_named(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path / "old", kafka, partitions=1).fill()
+    position = Position.from_json(checkpoint_of(chain.members[1]).positions["k"])
+    ((_, behind),) = position.partitions()
+    snapshot = chain.take()
+    kafka.delete_records(chain.topic, 0, behind.next + 3)
+    named = f"{chain.topic}/0 offsets {behind.next} to {behind.next + 2}"
+    with pytest.raises(RollbackRefusedError, match=f"retention has taken .*: {named}"):
+        chain.save(snapshot)
+    assert not (chain.place / "topology.json").exists()
+    run_members(kafka, chain.members[0])  # the writer is not disturbed
+
+
+@pytest.mark.parametrize(("lag", "taken"), [("0", True), ("3600000", False)])
+def test_records_that_compaction_may_have_taken_are_refused(
+    tmp_path: Path, kafka: KafkaServer, lag: str, taken: bool
+) -> None:
+    config = {"cleanup_policy": "compact", "min_compaction_lag_ms": lag}
+    chain = Chain(tmp_path / "old", kafka, partitions=1, **config).fill()
+    snapshot = chain.take()
+    if not taken:
+        assert sum(topic.records for topic in chain.save(snapshot).topics.values()) == 14
+        return
+    with pytest.raises(RollbackRefusedError, match="is compacted: records that readers have yet to read may be gone"):
+        chain.save(snapshot)
+    run_members(kafka, *chain.members)
+    caught_up = chain.take()
+    shutil.rmtree(chain.place)
+    assert sum(topic.records for topic in chain.save(caught_up).topics.values()) == 0
+    new_topic = kafka.new_topic(1)
+    start(chain.other(new_topic), chain)
+    assert not kafka.values(new_topic)
+
+
+def test_copies_in_the_home_have_the_ranges_too(tmp_path: Path, kafka: KafkaServer) -> None:
+    chain = Chain(tmp_path / "old", kafka, partitions=2).fill()
+    then, snapshot = chain.ids(), chain.take()
+    _copy_all(chain.snapshots)
+    (view,) = [one for one in chain.snapshots.list() if one.id == snapshot]
+    assert view.copy is not None
+    kafka.delete_topic(chain.topic)
+    new_topic = kafka.new_topic(2)
+    new = chain.other(new_topic)
+    start_from_savepoint(make_topology(new), view.copy, RUN)
+    assert topic_rows(kafka, new_topic) == then[0] - then[1]
+    run_members(kafka, *new)
+    assert tables(new) == [chain.sample.ids] * 3
+
+
+def test_topics_of_a_template_are_refused_by_name(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:
+    writer, *readers = make_members(tmp_path, kafka, saved_chain.topic, 1)
+    table, sink = writer.sinks
+    sink = replace(sink, topic=saved_chain.topic[:-1] + "{month}")
+    snapshots = saved_chain.snapshots
+    other = make_topology([replace(writer, sinks=(table, sink)), *readers])
+    assert other.channels
+    saved = next(view.id for view in snapshots.list())
+    with pytest.raises(ConfigError, match="with a template"):
+        create_topology_savepoint(Snapshots(other, snapshots.home, SystemClock(), RandomIds()), saved, str(tmp_path))

@@ -66,6 +66,8 @@ class TopicClient:
             SourceGapError: the broker no longer has them.
             SourceError: the brokers do not answer.
         """
+        if not ranges:
+            return
         inputs = {number: RangeInput(f"{name}/{number}", topic.id, *one) for number, one in ranges.items()}
         with lend_consumer(self.settings) as consumer:
             wave = Wave(consumer, list(inputs.values()), self.brokers, SourceGapError)

@@ -326,7 +326,7 @@ class _Comparison:
 
     def count_left(self) -> int:
         """Return how many records have not come."""
-        return int(self._rest.num_rows) + sum(table.num_rows for table in self._saved)
+        return int(self._rest.num_rows) + sum(int(table.num_rows) for table in self._saved)
 
     def _load(self) -> bool:
         """Return whether the savepoint has another record."""
