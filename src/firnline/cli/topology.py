@@ -143,7 +143,7 @@ that cannot go back (Kafka, Redis, HTTP) must be named with --leave.
 
 --without leaves members as they are; the plan says what becomes inconsistent.
 --from-savepoint PATH starts a new topology: its members have the same names,
-and tables of their own (firnline topology savepoint).
+and tables and topics of their own (firnline topology savepoint).
 
 Output (JSON fields):
   restore, target, goes_on (it was begun before), done, reason, epochs (the new
@@ -163,13 +163,17 @@ SAVEPOINT_EPILOGUE = """\
 Copies a completed snapshot to another place, with all data, state and ledgers:
 it then survives the loss of the tables and any vacuum. The table of each
 channel is built anew, with one commit per distinct position of its readers and
-one for the cut. Killed, the same command begins anew; without topology.json the
-folder is no savepoint. No run stops for it.
+one for the cut. Of each topic, the records are copied that its readers have yet
+to read, up to the cut; if retention or compaction has taken some of them, the
+command refuses, and names them. Killed, the same command begins anew; without
+topology.json the folder is no savepoint. No run stops for it.
 
 A new topology starts from it: pipelines, sinks and sources with the same names,
-in tables of their own. `firnline topology restore --from-savepoint PATH FILE`
-puts the tables and the state there, and each reader goes on with what it had
-not read. The folder of each member is also a savepoint of its own.
+in tables and topics of their own. `firnline topology restore --from-savepoint
+PATH FILE` puts the tables, the records and the state there, and each reader
+goes on with what it had not read. A topic must be empty, with as many partitions
+as before; on the cluster of the old topology, its sink needs another name. The
+folder of each member is also a savepoint of its own.
 
 Output (JSON fields):
   path, topology, snapshot, created_at, members {name: epoch}
@@ -515,7 +519,9 @@ def restore(
     ] = (),
     from_savepoint: Annotated[
         str | None,
-        Parameter(help="Start a new topology from this folder or URI, in tables of its own. [default: none]"),
+        Parameter(
+            help="Start a new topology from this folder or URI, in tables and topics of its own. [default: none]"
+        ),
     ] = None,
     take_over: TakeOver = False,
     consent: Consent = Consent(),

@@ -154,13 +154,13 @@ class _Restore:
 
     def is_done(self) -> bool:
         self._check_fits()
-        return self._find_done(self._read_current()) is not None
+        return self._find_done(self._pipeline.deciding.load()) is not None
 
     def plan(self) -> RestorePlan:
         saved = self._saved
         self._check_fits()
         current = self._read_current()
-        already = self._find_done(current) is not None
+        already = self._find_done(current.newest) is not None
         sinks = [] if already else self._plan_sinks(current)
         return RestorePlan(current.newest.epoch, saved.epoch, already, dict(saved.checkpoint.positions), sinks)
 
@@ -183,12 +183,13 @@ class _Restore:
     def perform(self, progress: Progress | None, stopping: Callable[[], bool]) -> Restored:
         saved = self._saved
         self._check_fits()
-        current = self._read_current()
-        done = self._find_done(current)
+        newest = self._pipeline.deciding.load()
+        done = self._find_done(newest)  # first: a killed restore may have left transactions open in other sinks
         if done is not None:
-            back = f" (to go back to it: firnline rollback --to {done})" if done < current.newest.epoch else ""
+            back = f" (to go back to it: firnline rollback --to {done})" if done < newest.epoch else ""
             self._report(f"savepoint {saved.id} was restored as epoch {done} already; going on{back}")
-            return Restored(saved.id, self._path, current.newest.epoch, saved.epoch, done, already=True)
+            return Restored(saved.id, self._path, newest.epoch, saved.epoch, done, already=True)
+        current = self._read_current()
         plans = self._plan_sinks(current)
         self._warn(current, plans)
         epochs = {"from_epoch": current.newest.epoch, "to_epoch": saved.epoch}
@@ -305,17 +306,17 @@ class _Restore:
         epochs = {name: fence.epoch for name, fence in others.items()}
         return _Current(newest, committed, epochs, [fence.generation for fence in others.values()])
 
-    def _find_done(self, current: _Current) -> int | None:
+    def _find_done(self, head: Head) -> int | None:
         """Return the epoch that restored this savepoint, if the true history has it and every sink can apply it."""
         done: int | None = None
         newest: LedgerEntry | None = None  # the restore, if nothing came after it
         try:
-            for link in self._pipeline.ledger.chain(current.newest.entry):
+            for link in self._pipeline.ledger.chain(head.entry):
                 edits = link.edits if isinstance(link, Fold) else [_as_edit(link)]
                 for edit in edits:
                     if edit["kind"] == "restore" and edit["jump"].get("savepoint") == self._saved.id:
                         done = done or int(edit["epoch"])
-                        if isinstance(link, LedgerEntry) and link.epoch == current.newest.epoch:
+                        if isinstance(link, LedgerEntry) and link.epoch == head.epoch:
                             newest = link
         except LedgerHoleError as error:
             if done is None:
