@@ -106,7 +106,7 @@ def check_taken(lake: Lake, where: str) -> None:
     assert lake.tables() == [lake.ids] * 2, where
 
 
-ELSEWHERE = ("topology.savepoint.", "topology.channels.")  # reached by savepoints, and by topics
+ELSEWHERE = ("topology.savepoint.", "topology.range.", "topology.channels.")  # reached by savepoints, and by topics
 
 
 def test_a_snapshot_is_finished_by_the_next_command(lake: Lake) -> None:

@@ -25,6 +25,7 @@ from firnline.history.topology.stopped import paused_run
 from firnline.history.topology.topic_fill import TopicFill
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sources.kafka.position import Position
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
@@ -170,7 +171,7 @@ def test_void_and_aborted_records_are_not_copied_and_bytes_stay_as_they_are(
     undone = chain.sample.ids - then
     chain.restore(first)
     chain.write("f4")  # f3 once more, and f4
-    odd = {"headers": {"h": b"\xff\x00", "i": b""}, "timestamp": 1_000_000_000_000, "partition": 1}
+    odd: dict[str, Any] = {"headers": {"h": b"\xff\x00", "i": b""}, "timestamp": 1_000_000_000_000, "partition": 1}
     kafka.produce(chain.topic, [b"\xfe\x00", None, b""], keys=[None, b"\x00k", b""], **odd)
     kafka.produce(chain.topic, [b"gone"] * 3, partition=0, transactional_id=f"x-{chain.topic}", abort=True)
     snapshot = chain.take()
@@ -326,7 +327,7 @@ def test_records_that_retention_took_are_named(tmp_path: Path, kafka: KafkaServe
 def test_records_that_compaction_may_have_taken_are_refused(
     tmp_path: Path, kafka: KafkaServer, lag: str, taken: bool
 ) -> None:
-    config = {"cleanup_policy": "compact", "min_compaction_lag_ms": lag}
+    config: dict[str, Any] = {"cleanup_policy": "compact", "min_compaction_lag_ms": lag}
     chain = Chain(tmp_path / "old", kafka, partitions=1, **config).fill()
     snapshot = chain.take()
     if not taken:
@@ -361,6 +362,7 @@ def test_copies_in_the_home_have_the_ranges_too(tmp_path: Path, kafka: KafkaServ
 def test_topics_of_a_template_are_refused_by_name(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:
     writer, *readers = make_members(tmp_path, kafka, saved_chain.topic, 1)
     table, sink = writer.sinks
+    assert isinstance(sink, KafkaSinkOptions)
     sink = replace(sink, topic=saved_chain.topic[:-1] + "{month}")
     snapshots = saved_chain.snapshots
     other = make_topology([replace(writer, sinks=(table, sink)), *readers])
