@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.kafka]
 
 OF_SAVEPOINTS = ("topology.range.", "topology.savepoint.", "savepoint.put.")
 OF_TOPICS = ("kafka.create.", "kafka.commit.")
-OF_STARTS = ("kafka.claim.", "follower.edit.", "delta.claim.", "delta.jump.")
+OF_STARTS = ("kafka.claim.", "follower.edit.", "restore.copy.", "delta.jump.")
 
 
 @dataclass(frozen=True)

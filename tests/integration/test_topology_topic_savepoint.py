@@ -31,7 +31,8 @@ from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
 from tests.support.kafka import KafkaServer
-from tests.support.pipelines import checkpoint_of
+from tests.support.kafka_sinks import kafka_sink
+from tests.support.pipelines import checkpoint_of, pipeline_options
 from tests.support.samples import SampleInput, table_ids
 from tests.support.topic_chains import run_members, topic_reader, topic_writer
 from tests.support.topologies import TIMEOUT, open_snapshots, settle
@@ -243,6 +244,9 @@ def test_a_topic_that_is_in_other_use_is_refused_by_name(
     brief = kafka.new_topic(2, retention_ms="1")
     with pytest.raises(RollbackRefusedError, match="the cluster would delete them before they are read"):
         start(elsewhere(saved_chain, tmp_path / "brief", brief), saved_chain)
+    compacted = kafka.new_topic(2, cleanup_policy="compact")
+    with pytest.raises(RollbackRefusedError, match=r"for 0 ms \(min.compaction.lag.ms\)"):
+        start(elsewhere(saved_chain, tmp_path / "compacted", compacted), saved_chain)
     small = kafka.new_topic(2, max_message_bytes="100")
     with pytest.raises(RollbackRefusedError, match=r"a record of the savepoint has .* takes 100"):
         start(elsewhere(saved_chain, tmp_path / "small", small), saved_chain)
@@ -370,3 +374,46 @@ def test_topics_of_a_template_are_refused_by_name(tmp_path: Path, kafka: KafkaSe
     saved = next(view.id for view in snapshots.list())
     with pytest.raises(ConfigError, match="with a template"):
         create_topology_savepoint(Snapshots(other, snapshots.home, SystemClock(), RandomIds()), saved, str(tmp_path))
+
+
+def test_a_chain_of_topics_without_tables_starts_anew(tmp_path: Path, kafka: KafkaServer) -> None:
+    """files -> a -> topic -> b -> topic -> c: a and b decide in journals; b has read two files, c one."""
+    sample = SampleInput(tmp_path / "in")
+
+    def chain_in(folder: Path, *topics: str) -> list[PipelineOptions]:
+        source = pipeline_options(str(tmp_path / "in"), "").sources
+        a, b = (
+            pipeline_options(
+                "",
+                "",
+                name,
+                home=str(folder / f"home-{name}"),
+                sources=source if name == "a" else topic_reader(folder, kafka, topics[0], name=name).sources,
+                sinks=(kafka_sink(kafka, topic, f"to-{topic}", key=("id",)),),
+            )
+            for name, topic in zip("ab", topics, strict=True)
+        )
+        return [a, b, topic_reader(folder, kafka, topics[1], name="c")]
+
+    old = chain_in(tmp_path / "old", kafka.new_topic(2), kafka.new_topic(2))
+    for number in range(3):
+        sample.add(f"f{number}.json", 4)
+        run_members(kafka, *old[: 3 - number])
+    snapshots = open_snapshots(tmp_path / "old", old)
+    order = snapshots.order(TIMEOUT)
+    for one in old:
+        with paused_run(one, LocalEngine(1), lambda _: None):
+            while snapshots.read_records(order)[one.name].entry is None:
+                SystemClock().sleep(0.02)
+    assert settle(snapshots, order) == (Outcome.COMMIT, "")
+    place = str(tmp_path / "save")
+    saved = create_topology_savepoint(snapshots, order.snapshot, place)
+    assert {name[0]: topic.records for name, topic in saved.topics.items()} == {"a": 4, "b": 4}
+    topics = [kafka.new_topic(2), kafka.new_topic(2)]
+    new = chain_in(tmp_path / "new", *topics)
+    start_from_savepoint(make_topology(new), place, RUN, report=print)
+    sample.add("f4.json", 4)
+    run_members(kafka, *new)
+    assert table_ids(new[2].sinks[0].location) == sample.ids
+    assert topic_rows(kafka, topics[1]).total() == 12, "what c had not read, what b had not, and the new file"
+    assert topic_rows(kafka, topics[0]).total() == 8, "what b had not read, and the new file"

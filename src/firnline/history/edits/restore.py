@@ -67,6 +67,7 @@ def restore_savepoint(
     *,
     accept: Collection[str] = (),
     positions: Mapping[str, Json] | None = None,
+    filled: Collection[str] = (),
     report: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
@@ -78,6 +79,7 @@ def restore_savepoint(
         accept: Other pipelines and programs whose rows in the tables may be lost.
         positions: Positions of sources that are not those of the checkpoint, because their tables were built anew. Then
             the pipeline is a new one, and no member of the old topology: its followers begin after the restore.
+        filled: Followers of a new pipeline whose targets have what the savepoint has for them.
         report: Called with each step, for display.
         stopping: Called before each file is copied. If it returns True, KeyboardInterrupt is raised, with nothing
             decided.
@@ -90,7 +92,7 @@ def restore_savepoint(
         SourceMovedError: it was made on another source root, and the options do not say that the files moved.
         FencedError: another run took over meanwhile.
     """
-    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report, positions)
+    making = _Restore(pipeline, path, run, storage_options, frozenset(accept), report, positions, filled)
     return making.perform(progress, stopping)
 
 
@@ -137,6 +139,7 @@ class _Restore:
         accept: frozenset[str],
         report: Callable[[str], None],
         positions: Mapping[str, Json] | None = None,
+        filled: Collection[str] = (),
     ) -> None:
         self._pipeline = pipeline
         self._run = run
@@ -147,6 +150,7 @@ class _Restore:
         self._saved = load_savepoint(self._storage)
         self._base = self._saved.checkpoint  # what the new epoch goes on from
         self._is_new = positions is not None
+        self._filled = filled
         if positions is not None:
             self._base = replace(self._base, positions={**self._base.positions, **positions}, topology={})
         self._state = SavedStateSource(pipeline, self._saved, self._storage, storage_options or {})
@@ -379,8 +383,12 @@ class _Restore:
         for plan in plans:
             if plan.undone:
                 self._add_warning(f"{plan.sink.name}: {', '.join(plan.undone)} since the savepoint is taken back")
-        for follower in self._pipeline.options.followers if not self._is_new else ():
-            self._add_warning(f"{follower.name} keeps its rows: what is read again after the restore comes there again")
+        for follower in self._pipeline.options.followers:
+            if not self._is_new:
+                again = "what is read again after the restore comes there again"
+                self._add_warning(f"{follower.name} keeps its rows: {again}")
+            elif follower.name not in self._filled:
+                self._add_warning(f"{follower.name} begins after the restore: the savepoint does not have its rows")
         lost = self._find_lost(current)
         if lost:
             shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")

@@ -554,6 +554,7 @@ def start_from_savepoint(
             run,
             storage_options,
             positions=positions,
+            filled=[fill.sink.name for fill in fills if fill.writer == name],
             report=report,
             progress=progress,
             stopping=stopping,

@@ -97,17 +97,23 @@ class TopicFill:
     def _check_kept(self, cluster: Cluster, clock: Clock) -> None:
         """Refuse a topic that deletes the records as soon as they are there: they keep their timestamps."""
         settings = cluster.settings("topic", self.sink.topic)
-        keeps = int(settings.get("retention.ms", -1))
-        is_deleted = "delete" in settings.get("cleanup.policy", "delete").split(",") and keeps >= 0
-        own_times = settings.get("message.timestamp.type", "CreateTime") == "CreateTime"
-        now = int(clock.now().timestamp() * 1000)
-        if is_deleted and own_times and self.saved.oldest is not None and now - self.saved.oldest >= keeps:
-            raise RollbackRefusedError(
-                f"{self.name}: topic {self.sink.topic!r} keeps records for {keeps:,} ms, and those of the savepoint "
-                "are older: the cluster would delete them before they are read",
-                hint=f"kafka-configs.sh --alter --topic {self.sink.topic} --add-config retention.ms=-1, until the "
-                "readers have caught up.",
-            )
+        if self.saved.oldest is None or settings.get("message.timestamp.type", "CreateTime") != "CreateTime":
+            return
+        policy = settings.get("cleanup.policy", "delete").split(",")
+        age = int(clock.now().timestamp() * 1000) - self.saved.oldest
+        limits = {
+            "retention.ms": int(settings.get("retention.ms", -1)) if "delete" in policy else -1,
+            "min.compaction.lag.ms": int(settings.get("min.compaction.lag.ms", 0)) if "compact" in policy else -1,
+        }
+        for setting, keeps in limits.items():
+            if 0 <= keeps <= age:
+                longer = "-1" if setting == "retention.ms" else str(age + 7 * 24 * 3600 * 1000)
+                raise RollbackRefusedError(
+                    f"{self.name}: topic {self.sink.topic!r} keeps every record for {keeps:,} ms ({setting}), and "
+                    "those of the savepoint are older: the cluster would delete them before they are read",
+                    hint=f"kafka-configs.sh --alter --topic {self.sink.topic} --add-config {setting}={longer}, until "
+                    "the readers have caught up.",
+                )
 
     def _find_begun(self, cluster: Cluster) -> LaneRecord | None:
         """Return the newest record of lane 0 that can be seen; None if the sink has none.
