@@ -100,3 +100,7 @@ class TopologySnapshots:
                     self._alarmed.add(one.snapshot)
                     logger.warning("alarm: %s", one, extra={"snapshot": one.snapshot})
         return self._released & set(recorded)
+
+    def find_settled(self, recorded: Mapping[str, Json]) -> set[str]:
+        """Return the snapshots that are known to have an outcome: no reader stops at their markers any more."""
+        return {name for name in recorded if self._outcomes.is_settled(name)}

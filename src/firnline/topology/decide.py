@@ -8,7 +8,9 @@ crashes, overlapping snapshots, rollbacks and restores:
    commit of m is the marker in every channel; m itself lies before the cut.
 3. No slice of any source goes beyond a marker of a snapshot that the member has not recorded. A unit with a marker is
    the last one of its Delta commit. In a topic, the checkpoint record of m names the end of m in every partition. A
-   reader asks for the ends of the topic first and for the cuts second, and plans up to the smaller.
+   reader asks for the ends of the topic first and for the cuts second, and plans up to the smaller. A part of a sink
+   with a template that m does not touch gets no commit of m: there the first later commit, whose checkpoint remembers
+   S, lies behind the marker, and a slice ends before it.
 4. The checkpoint remembers the snapshots that it has recorded, also after a history edit. The floor stays at or below
    the records until the snapshot is aborted or dropped.
 5. S is complete when every member has recorded it, every channel's sink holds the marker, and every channel fits. One
@@ -95,6 +97,26 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ..
         else:
             found.append((start, end))
     return tuple(found)
+
+
+# -- channels that are parts of a sink ----------------------------------------------------------------
+
+
+def is_behind(record: int, epoch: int) -> bool:
+    """Return whether a commit of an epoch lies behind the marker of a record, also in a part that has no commit of it.
+
+    The checkpoint of every epoch after the record remembers it, so the commit says so by itself.
+    """
+    return epoch > record
+
+
+def find_part_end(held: int, record: int, touched: Iterable[int]) -> int | None:
+    """Return the epoch whose commit is the end of a record in a part: the newest one at or below it.
+
+    `held` is the epoch of the sink's head, read before the epochs that `touched` the part: only then are they all. None
+    while the sink does not hold the record; 0: the part had nothing then.
+    """
+    return max((epoch for epoch in touched if epoch <= record), default=0) if held >= record else None
 
 
 # -- ordering a snapshot ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
@@ -74,17 +74,22 @@ class Marker:
 
 
 def remember(
-    before: Mapping[str, Json], markers: Collection[Marker], epoch: int, released: Collection[str] = ()
+    before: Mapping[str, Json],
+    markers: Collection[Marker],
+    epoch: int,
+    released: Collection[str] = (),
+    settled: Collection[str] = (),
 ) -> dict[str, Json]:
     """Return what the checkpoint of an epoch remembers: `before`, with the snapshots that the epoch records.
 
-    Each has the epoch of its record; in that epoch also the whole marker, for the readers of the channels. One that was
-    aborted or dropped holds nothing any more.
+    Each has the epoch of its record and, until its outcome is known (`settled`), the whole marker, for the readers of
+    the channels. One that was aborted or dropped holds nothing any more.
     """
     found: dict[str, Json] = {}
     for name, known in before.items():
         is_free = name in released or bool(known.get("released"))
-        kept = {key: known[key] for key in ("epoch", "topology", "home") if key in known}
+        keys = ("epoch", "topology", "home", *(() if is_free or name in settled else ("members",)))
+        kept = {key: known[key] for key in keys if key in known}
         found[name] = {**kept, **({"released": True} if is_free else {})}
     free = sorted((one for one in found if found[one].get("released")), key=lambda one: int(found[one]["epoch"]))
     for name in free[:-KEPT_RELEASED]:
@@ -97,9 +102,18 @@ def remember(
 
 def markers_in(remembered: Mapping[str, Json], epoch: int) -> tuple[Marker, ...]:
     """Return the markers of one epoch, from what its checkpoint remembers. One that cannot be parsed is none."""
+    return _find_markers(remembered, lambda record: record == epoch)
+
+
+def markers_before(remembered: Mapping[str, Json], epoch: int) -> tuple[Marker, ...]:
+    """Return the markers that an epoch lies behind, from what its checkpoint remembers: of snapshots that were open."""
+    return _find_markers(remembered, lambda record: decide.is_behind(record, epoch))
+
+
+def _find_markers(remembered: Mapping[str, Json], is_wanted: Callable[[int], bool]) -> tuple[Marker, ...]:
     found = []
     for name, known in remembered.items():
-        if isinstance(known, Mapping) and known.get("epoch") == epoch and "members" in known:
+        if isinstance(known, Mapping) and "members" in known and "epoch" in known and is_wanted(int(known["epoch"])):
             with contextlib.suppress(DamagedError):
                 found.append(Marker.from_json({"snapshot": name, **known}, f"the marker of {name}"))
     return tuple(found)
@@ -490,6 +504,10 @@ class Outcomes:
                 if outcome is not None:
                     self._found[marker.snapshot] = outcome
         return self._found.get(marker.snapshot)
+
+    def is_settled(self, snapshot: str) -> bool:
+        """Return whether the outcome of a snapshot was seen. Reads nothing."""
+        return snapshot in self._found
 
     def is_released(self, snapshot: str, known: Mapping[str, Json]) -> bool:
         """Return whether a snapshot that a checkpoint remembers was aborted or dropped."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from firnline.sources.base import Limits, Split
+from firnline.topology.records import Marker
 from firnline.types import Json
 
 TASK_BYTES = 32 * 1024 * 1024  # beyond one task per core, another task must be worth its start
@@ -26,6 +27,7 @@ class Slice:
     left: list[Item] = field(default_factory=list)  # what a limit cut off
     size_bytes: int = 0
     rows: int = 0
+    passed: tuple[Marker, ...] = ()  # markers between what was taken and the next version, which has no commit of them
 
     @property
     def is_full(self) -> bool:

@@ -209,6 +209,7 @@ class DeltaSource(Source):
             self._check_table()
             chosen, after, in_order = self._choose(replace(at, id=self._log.table_id), newest, Slice(limits))
             markers = self._find_barriers(after.version, limits) if after.version > at.version else ()
+            markers = (*markers, *chosen.passed)
             if not chosen.items and not markers and not self._must_pin(at):
                 return None
             splits = deal(chosen.items, limits, self._find_row_groups, in_order=in_order)
@@ -269,6 +270,9 @@ class DeltaSource(Source):
                 at = replace(at, version=number)
                 continue
             version = self._log.get(number)
+            chosen.passed = tuple(marker for marker in version.passed if chosen.limits.stops_at(marker))
+            if chosen.passed:
+                break
             is_change = _is_change(version, as_changes=as_changes)
             if is_change and self._feeds:
                 in_order = True

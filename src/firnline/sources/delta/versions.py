@@ -9,7 +9,7 @@ from enum import Enum
 
 from firnline.errors import SchemaError
 from firnline.names import COUNTS_KEY, INFO_KEY, WIDENED
-from firnline.topology.records import Marker, markers_in
+from firnline.topology.records import Marker, markers_before, markers_in
 from firnline.types import Json
 
 # The columns of change rows, named as by every reader of Delta's change feed.
@@ -51,6 +51,7 @@ class Version:
     schema: str | None = None  # the columns from this version on, if the commit names them
     partition_by: tuple[str, ...] = ()  # likewise
     markers: tuple[Marker, ...] = ()  # of a topology's snapshots that the epoch records
+    passed: tuple[Marker, ...] = ()  # of snapshots that an earlier epoch records, which may have no commit in this part
 
     @property
     def has_rows(self) -> bool:
@@ -92,16 +93,17 @@ def read_version(number: int, actions: Actions) -> Version:
         table_id=metadata.get("id"),
         schema=metadata.get("schemaString"),
         partition_by=tuple(metadata.get("partitionColumns") or ()),
-        markers=_markers(own),
+        markers=markers_in(_remembered(own), int(own.get("epoch") or 0)),
+        passed=markers_before(_remembered(own), int(own.get("epoch") or 0)) if "part" in own else (),
     )
 
 
-def _markers(own: Mapping[str, Json]) -> tuple[Marker, ...]:
-    """Return the markers of an epoch, from the checkpoint that its commit carries."""
+def _remembered(own: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return what the checkpoint in the commit of an epoch remembers of snapshots."""
     checkpoint = own.get("checkpoint")
-    if own.get("kind") != "epoch" or not isinstance(checkpoint, Mapping) or not checkpoint.get("topology"):
-        return ()
-    return markers_in(checkpoint["topology"], int(own.get("epoch", 0)))
+    if own.get("kind") != "epoch" or not isinstance(checkpoint, Mapping):
+        return {}
+    return checkpoint.get("topology") or {}
 
 
 def commit_info(actions: Actions) -> Mapping[str, Json]:
