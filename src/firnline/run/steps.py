@@ -183,9 +183,7 @@ class Steps:
         attempt = self._pipeline.ids.new()
         answered = [request for request in requests if self._is_answered(request, before.positions, plan)]
         released = self._snapshots.find_released(before.topology)
-        remembered = remember(
-            before.topology, markers, epoch, released, self._snapshots.find_settled(before.topology)
-        )
+        remembered = remember(before.topology, markers, epoch, released, self._snapshots.find_settled(before.topology))
         began_at = self._pipeline.clock.now().isoformat()
         inflight = EpochInFlight(epoch, attempt, base, plan, began_at, answered, remembered)
         for marker in markers:

@@ -10,6 +10,7 @@ from firnline.names import kafka_checkpoint_topic
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta.contents import find_key
+from firnline.sinks.delta.parts.sink import DeltaPartsSink
 from firnline.sinks.guard import GuardedSink
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.sink import KafkaSink
@@ -31,20 +32,13 @@ def check_channels(topology: Topology) -> None:
     """Refuse a topology that cannot be taken to one instant.
 
     Raises:
-        ConfigError: a table has several writers, or a channel is of a kind that has no markers.
+        ConfigError: a table has several writers.
     """
     if topology.conflicts:
         raise ConfigError(
             "; ".join(map(str, topology.conflicts)),
             hint="A channel has one writer: give each a table of its own.",
         )
-    for channel in topology.channels:
-        if channel.part:
-            raise ConfigError(
-                f"{channel.reader!r} reads {channel.place}, a part of the sink {channel.sink!r} of {channel.writer!r}: "
-                "a snapshot covers whole tables only",
-                hint="Write the table with a sink of its own, or leave one of them out of the topology.",
-            )
 
 
 class TableChain:
@@ -143,7 +137,7 @@ class Comparison:
         self._topology = topology
         self._opened = opened
         self._readers: dict[Channel, TableChain | TopicReader] = {}
-        self._versions: dict[tuple[str, str, int], int | None] = {}
+        self._versions: dict[tuple[str, str, str, int], int | None] = {}
         self._ends: dict[tuple[str, str, int], Mapping[Partition, int]] = {}
 
     def fits(self, channel: Channel, epoch: int, position: Json) -> bool:
@@ -160,17 +154,20 @@ class Comparison:
         reader = self._readers[channel]
         if isinstance(reader, TopicReader):
             return reader.fits(position, self._find_ends(channel, epoch))
-        version = self.find_version(channel.writer, channel.sink, epoch)
+        version = self.find_version(channel.writer, channel.sink, epoch, channel.place if channel.part else "")
         if version is None:
             raise RollbackRefusedError(f"{channel.place} no longer has the version of epoch {epoch}")
         return reader.fits(position, version)
 
-    def find_version(self, pipeline: str, sink: str, epoch: int) -> int | None:
-        """Return the version of a table whose newest epoch this is; None if it no longer exists."""
-        key = (pipeline, sink, epoch)
+    def find_version(self, pipeline: str, sink: str, epoch: int, part: str = "") -> int | None:
+        """Return the version of a table whose newest epoch this is; None if it no longer exists.
+
+        Of a sink with a template: the version of one part, by its location; or the epoch, if every part has it.
+        """
+        key = (pipeline, sink, part, epoch)
         if key not in self._versions:
             try:
-                self._versions[key] = self._opened[pipeline].sink(sink).version_of(epoch)
+                self._versions[key] = find_version(self._opened[pipeline], sink, epoch, part)
             except RollbackRefusedError:
                 self._versions[key] = None
         return self._versions[key]
@@ -188,8 +185,41 @@ def find_missing(topology: Topology, channel: Channel, writer: OpenPipeline, epo
     """Return what a reader has still to read, up to the end of an epoch of the writer, and is gone."""
     if (sink := find_topic_sink(writer, channel.sink)) is not None:
         return TopicReader(topology, channel).find_missing(position, sink.find_ends(epoch))
-    version = writer.sink(channel.sink).version_of(epoch)
+    version = find_version(writer, channel.sink, epoch, channel.place if channel.part else "")
     return TableChain(topology.members[channel.reader], channel.source).find_missing(position, version)
+
+
+def find_version(pipeline: OpenPipeline, name: str, epoch: int, part: str = "") -> int:
+    """Return the version of a sink's table whose newest epoch this is.
+
+    Of a sink with a template: the version of one part, by its location (-1: it does not exist); or the epoch, if every
+    part has it. The head is read first: a part may still lack what the sink does not hold.
+
+    Raises:
+        RollbackRefusedError: the table no longer has it, or the sink does not hold the epoch yet.
+    """
+    parts = find_parts_sink(pipeline, name)
+    if parts is None:
+        return pipeline.sink(name).version_of(epoch)
+    held = parts.read_fence().epoch
+    if held < epoch:
+        raise RollbackRefusedError(f"sink {name!r} does not hold epoch {epoch} yet", epoch=epoch)
+    if not part:
+        return parts.version_of(epoch)
+    return next(table for table in parts.open_tables([part]) if table.uri == part).version_of(epoch)
+
+
+def find_parts_sink(pipeline: OpenPipeline, name: str) -> DeltaPartsSink | None:
+    """Return a sink that is Delta tables with a template; None if it is another kind."""
+    sink = pipeline.sink(name)
+    inner = sink.inner if isinstance(sink, GuardedSink) else sink
+    return inner if isinstance(inner, DeltaPartsSink) else None
+
+
+def find_parts_sinks(pipeline: OpenPipeline) -> list[DeltaPartsSink]:
+    """Return the sinks of a pipeline that are Delta tables with a template."""
+    found = (find_parts_sink(pipeline, sink.name) for sink in pipeline.sinks)
+    return [sink for sink in found if sink is not None]
 
 
 def find_topic_sink(pipeline: OpenPipeline, name: str) -> KafkaSink | None:
@@ -234,6 +264,7 @@ def reached_version(position: Json) -> int:
     return min([at.version, *(int(item["version"]) - 1 for item in at.left)])
 
 
-def channels_from(topology: Topology, writer: str, sink: str) -> list[Channel]:
-    """Return the channels that one sink feeds."""
-    return [channel for channel in topology.channels if (channel.writer, channel.sink) == (writer, sink)]
+def channels_from(topology: Topology, writer: str, sink: str, part: str = "") -> list[Channel]:
+    """Return the channels that one sink feeds; those of one part, by its location."""
+    found = [channel for channel in topology.channels if (channel.writer, channel.sink) == (writer, sink)]
+    return [channel for channel in found if not channel.part or not part or channel.place == part]

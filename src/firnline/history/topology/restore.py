@@ -16,7 +16,13 @@ from typing import cast
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, FirnlineError, RollbackRefusedError, SinkError
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
-from firnline.history.topology.channels import Comparison, check_channels, find_missing, find_topics
+from firnline.history.topology.channels import (
+    Comparison,
+    check_channels,
+    find_missing,
+    find_parts_sinks,
+    find_topics,
+)
 from firnline.history.topology.graph import Channel
 from firnline.history.topology.snapshot import Snapshots, announce_channels, find_tables, start_from_copy
 from firnline.names import JOURNAL
@@ -125,13 +131,14 @@ class _Past:
             self.entries[entry.epoch] = entry
         for sink in find_tables(pipeline):
             sink.load_committed()  # `version_of` reads the version of the handle
+        self._tables = [sink.name for sink in find_tables(pipeline) if sink.name != JOURNAL]
+        self._tables += (sink.name for sink in find_parts_sinks(pipeline))
 
     def at_or_below(self, epoch: int) -> int | None:
         """Return the newest epoch at or below one that every table can go back to."""
         name = self.pipeline.options.name
-        tables = [sink.name for sink in find_tables(self.pipeline) if sink.name != JOURNAL]
         for one in sorted((known for known in self.entries if known <= epoch), reverse=True):
-            if all(self._comparison.find_version(name, table, one) is not None for table in tables):
+            if all(self._comparison.find_version(name, table, one) is not None for table in self._tables):
                 return one
         return None
 
@@ -339,7 +346,10 @@ class _Performing:
             writer, reader = self._members[channel.writer], self._members[channel.reader]
             entry = find_entry(reader, self._order.epochs[channel.reader])
             position, epoch = entry.checkpoint.positions[channel.source], self._order.epochs[channel.writer]
-            gone = find_missing(self._topology, channel, writer, epoch, position)
+            try:
+                gone = find_missing(self._topology, channel, writer, epoch, position)
+            except RollbackRefusedError as error:
+                gone = [error.message]
             if gone:
                 shown = ", ".join(gone[:NAMED]) + (" ..." if len(gone) > NAMED else "")
                 problems.append(f"{channel.reader}: it has yet to read, from {channel.place}, what is gone: {shown}")
@@ -361,8 +371,8 @@ class _Performing:
         """Apply the jump to every other table, and to the topics that members read: a kill or an outage may have come
         between."""
         epoch = self.epochs[pipeline.options.name]
-        topics = {sink.name for sink in find_topics(self._topology, pipeline)}
-        others = [*find_tables(pipeline)[1:], *(sink for sink in pipeline.sinks if sink.name in topics)]
+        followers = {sink.name for sink in (*find_parts_sinks(pipeline), *find_topics(self._topology, pipeline))}
+        others = [*find_tables(pipeline)[1:], *(sink for sink in pipeline.sinks if sink.name in followers)]
         behind = [sink for sink in others if not _holds(sink, epoch)]
         if not behind:
             return

@@ -16,9 +16,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
 
 from firnline.checkpoint.codec import canonical, checksum, parse, unseal
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
@@ -29,6 +32,7 @@ from firnline.history.topology.channels import (
     TableChain,
     channels_from,
     check_channels,
+    find_parts_sinks,
     find_topics,
     reached_version,
     topics_read_by,
@@ -43,9 +47,10 @@ from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.sinks.base import Head, Sink
 from firnline.sinks.delta.log_cleanup import find_clean_up
 from firnline.sinks.delta.options import DeltaSinkOptions
+from firnline.sinks.delta.parts.table import PartTable
 from firnline.sinks.delta.sink import as_delta
 from firnline.sinks.delta.sweeps import SweepLog
-from firnline.sinks.delta.table import find_log_retention
+from firnline.sinks.delta.table import Table, find_log_retention
 from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sinks.known import find_away
 from firnline.storage import Storage, normalise
@@ -68,6 +73,7 @@ from firnline.types import Clock, Ids, Json
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE = 16  # tables of a member that are looked at
 CLEAN_UP_SECONDS = 30.0  # for which an order waits for a clean-up of a log
 
 
@@ -163,20 +169,20 @@ class Snapshots:
             file=self._file,
         )
         announce_channels(self.topology, self.opened, self.home)
-        tables = {
-            f"{name}/{sink.name}": (name, sink)
-            for name, pipeline in self.opened.items()
-            for sink in find_tables(pipeline)
-        }
+        tables: dict[str, tuple[str, list[Sink]]] = {}  # the parts of a sink are one
+        for name in self.opened:
+            for sink in self._find_pinned(name):
+                tables.setdefault(f"{name}/{sink.name}", (name, []))[1].append(sink)
         state = decide.OrderState(tuple(tables), tuple(order.members))
         while (step := decide.next_order_step(state)) is not None:
             match step:
                 case decide.Pin(table):
                     try:
-                        self._open_pin(order.snapshot, *tables[table], heads)
+                        writer, parts = tables[table]
+                        _each(partial(self._open_pin, order.snapshot, writer, heads=heads), parts)
                     except FirnlineError:
-                        for pipeline in self.opened.values():
-                            self._delete_pins(pipeline, order.snapshot)
+                        for name in self.opened:
+                            self._delete_pins(name, order.snapshot)
                         raise
                     state = replace(state, pinned=state.pinned | {table})
                 case decide.WriteOrder():
@@ -200,15 +206,27 @@ class Snapshots:
         return Marker(order.snapshot, order.topology, self.home.root, tuple(sorted(order.members)))
 
     def _tables_of(self, name: str) -> list[str]:
-        return [str(sink.uri) for sink in find_tables(self.opened[name])]
+        return [str(sink.uri) for sink in self._find_pinned(name)]
+
+    def _find_pinned(self, name: str) -> list[Sink]:
+        """Return the tables of a member that a snapshot pins: those of its sinks, and the parts of those with a
+        template. A part that is a channel is among them before it exists: it may be created before the record."""
+        pipeline = self.opened[name]
+        found = find_tables(pipeline)
+        for sink in find_parts_sinks(pipeline):
+            found += sink.open_tables([channel.place for channel in channels_from(self.topology, name, sink.name)])
+        return found
 
     def _open_pin(self, snapshot: str, name: str, sink: Sink, heads: Mapping[str, Head]) -> None:
         """Keep everything of a table from its readers' positions on, or from now on if nobody reads it."""
         fence = sink.read_fence()
-        if not fence.exists or sink.storage is None:
+        if sink.storage is None or (not fence.exists and not isinstance(sink, PartTable)):
+            return
+        if not fence.exists:  # all that comes
+            put_pin(sink.storage, snapshot, topology=self.home.name, home=self.home.root, since=-1, versions=[])
             return
         readers = []
-        for channel in channels_from(self.topology, name, sink.name):
+        for channel in channels_from(self.topology, name, sink.name, str(sink.uri)):
             checkpoint = heads[channel.reader].checkpoint
             if checkpoint is not None and channel.source in checkpoint.positions:
                 readers.append(reached_version(checkpoint.positions[channel.source]))
@@ -239,8 +257,9 @@ class Snapshots:
                 is_ours = (marker.topology, marker.home) == (self.home.name, self.home.root)
                 if is_ours and self.home.find_outcome(marker.snapshot) is not None:
                     stop_asking(pipeline.storage, name, marker.snapshot)
-            for sink in find_tables(pipeline):
-                for snapshot in self._find_pins(sink):
+            tables = self._find_pinned(name)
+            for sink, snapshots in zip(tables, _each(self._find_pins, tables), strict=True):
+                for snapshot in snapshots:
                     if self._may_unpin(snapshot) and sink.storage is not None:
                         self._void_order(snapshot)
                         delete_pin(sink.storage, snapshot)
@@ -259,17 +278,18 @@ class Snapshots:
         """Return whether nobody needs the pins of a snapshot."""
         return self.home.may_unpin(snapshot, ordered=self.home.find_order(snapshot) is not None)
 
-    def _find_pins(self, sink: Sink) -> Iterator[str]:
-        if sink.storage is None:
-            return
-        for stat in list(sink.storage.list(PINS)):
+    def _find_pins(self, sink: Sink) -> list[str]:
+        found: list[str] = []
+        for stat in list(sink.storage.list(PINS)) if sink.storage is not None else ():
             name = stat.name.rsplit("/", 1)[-1]
             if not name.startswith(TOPOLOGY_PIN):
                 continue
             with contextlib.suppress(DamagedError, FileNotFoundError):
+                assert sink.storage is not None
                 pin = unseal(parse(sink.storage.get(f"{PINS}/{name}"), name), name)
                 if (pin.get("topology"), pin.get("home")) == (self.home.name, self.home.root):
-                    yield str(pin["snapshot"])
+                    found.append(str(pin["snapshot"]))
+        return found
 
     # -- complete -------------------------------------------------------------------------------------
 
@@ -369,9 +389,10 @@ class Snapshots:
 
     def _find_holders(self, pipeline: OpenPipeline) -> list[Sink]:
         """Return the sinks of a member that must hold its record: its tables, and the topics that members read."""
-        return [*find_tables(pipeline), *find_topics(self.topology, pipeline)]
+        return [*find_tables(pipeline), *find_parts_sinks(pipeline), *find_topics(self.topology, pipeline)]
 
     def _holds(self, sink: Sink, snapshot: str, epoch: int) -> bool:
+        """Return whether a sink holds a record. Of one with a template, its head says so for all parts."""
         if not isinstance(sink, KafkaSink):
             return sink.read_fence().epoch >= epoch
         try:
@@ -400,38 +421,31 @@ class Snapshots:
     def _narrow_pins(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
         """Keep only what a restore or a savepoint needs: the versions of the record and of its readers' positions, and
         what lies between them."""
-        for name, pipeline in self.opened.items():
-            entry = records[name].entry
-            assert entry is not None
-            for sink in find_tables(pipeline):
-                if sink.storage is None or not sink.read_fence().exists:
-                    continue
-                versions: list[int] = []
-                files: set[str] = set()
-                log_from = sink.read_fence().version
-                if sink.name != JOURNAL:
-                    versions = [sink.version_of(entry.epoch)]
-                    for channel in channels_from(self.topology, name, sink.name):
-                        reader = records[channel.reader].entry
-                        assert reader is not None
-                        chain = TableChain(self.topology.members[channel.reader], channel.source)
-                        position = reader.checkpoint.positions[channel.source]
-                        files.update(chain.files_between(position, versions[0]))
-                        versions.append(reached_version(position))  # for a savepoint
-                    log_from = max(0, min(versions))
-                facts = {
-                    "topology": self.home.name,
-                    "home": self.home.root,
-                    "epoch": entry.epoch,
-                    "log_from": log_from,
-                }
-                put_pin(
-                    sink.storage,
-                    order.snapshot,
-                    **facts,
-                    versions=sorted({one for one in versions if one >= 0}),
-                    files=sorted(files),
-                )
+        for name in self.opened:
+            _each(partial(self._narrow_pin, order.snapshot, name, records=records), self._find_pinned(name))
+
+    def _narrow_pin(self, snapshot: str, name: str, sink: Sink, records: Mapping[str, MemberRecord]) -> None:
+        entry = records[name].entry
+        assert entry is not None
+        if sink.storage is None or not (sink.read_fence().exists or isinstance(sink, PartTable)):
+            return
+        versions: list[int] = []
+        files: set[str] = set()
+        log_from = sink.read_fence().version
+        if sink.name != JOURNAL:
+            end = sink.version_of(entry.epoch)
+            versions = [end]  # -1: without a table, the pin keeps the log of one that is created later
+            for channel in channels_from(self.topology, name, sink.name, str(sink.uri)):
+                reader = records[channel.reader].entry
+                assert reader is not None
+                chain = TableChain(self.topology.members[channel.reader], channel.source)
+                position = reader.checkpoint.positions[channel.source]
+                files.update(chain.files_between(position, end))
+                versions.append(reached_version(position))  # for a savepoint
+            log_from = max(0, min(versions))
+        facts = {"topology": self.home.name, "home": self.home.root, "epoch": entry.epoch, "log_from": log_from}
+        known = sorted({one for one in versions if one >= 0})
+        put_pin(sink.storage, snapshot, **facts, versions=known, files=sorted(files))
 
     def _find_retention(self) -> timedelta:
         """Return the shortest time for which tables keep old files and versions if somebody else cleans them up, and
@@ -442,6 +456,11 @@ class Snapshots:
                 if isinstance(sink, DeltaSinkOptions):
                     with contextlib.suppress(ConfigError, SinkError):
                         _, table = open_table(sink.table, dict(sink.storage_options))
+                        found += [file_retention(table), find_log_retention(table)]
+            for parts in find_parts_sinks(self.opened[options.name]):
+                tables = [one.table for one in parts.open_tables()]
+                for table, exists in zip(tables, _each(Table.refresh, tables), strict=True):
+                    if exists:
                         found += [file_retention(table), find_log_retention(table)]
             for topics in find_topics(self.topology, self.opened[options.name]):
                 retention = topics.find_retention()
@@ -454,15 +473,17 @@ class Snapshots:
             pipeline = self.opened.get(name)
             if pipeline is None:
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, FirnlineError):
                 stop_asking(pipeline.storage, name, order.snapshot)
                 if outcome.status == "aborted":
-                    self._delete_pins(pipeline, order.snapshot)
+                    self._delete_pins(name, order.snapshot)
 
-    def _delete_pins(self, pipeline: OpenPipeline, snapshot: str) -> None:
-        for sink in find_tables(pipeline):
+    def _delete_pins(self, name: str, snapshot: str) -> None:
+        def delete(sink: Sink) -> None:
             if sink.storage is not None:
                 delete_pin(sink.storage, snapshot)
+
+        _each(delete, self._find_pinned(name))
 
     # -- drop -----------------------------------------------------------------------------------------
 
@@ -483,7 +504,7 @@ class Snapshots:
         self._delete_copy(order.snapshot)
         for name in order.members:
             if name in self.opened:
-                self._delete_pins(self.opened[name], order.snapshot)
+                self._delete_pins(name, order.snapshot)
 
     def find_copy(self, snapshot: str) -> str | None:
         """Return the path of the copy of a snapshot in the home; None if there is none, or it is not complete."""
@@ -548,8 +569,8 @@ class Snapshots:
     def find_held_files(self) -> dict[str, int]:
         """Return the files that only completed snapshots need, with their sizes: no table has them any more."""
         held: dict[str, int] = {}
-        for pipeline in self.opened.values():
-            for sink in find_tables(pipeline):
+        for name in self.opened:
+            for sink in self._find_pinned(name):
                 if sink.storage is None or sink.name == JOURNAL or not sink.read_fence().exists:
                     continue
                 table = as_delta(sink).table
@@ -668,6 +689,18 @@ def find_tables(pipeline: OpenPipeline) -> list[Sink]:
     """Return the sinks of a pipeline that are Delta tables or its journal."""
     kinds = {one.name: one for one in pipeline.options.ordered_sinks}
     return [sink for sink in pipeline.sinks if isinstance(kinds[sink.name], DeltaSinkOptions)]
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _each(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Call a function for all items, several at a time: a sink with a template may have hundreds of tables."""
+    if len(items) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(AT_ONCE, len(items)), "firnline topology") as pool:
+        return list(pool.map(call, items))
 
 
 def announce_channels(topology: Topology, opened: Mapping[str, OpenPipeline], home: TopologyHome) -> None:

@@ -269,6 +269,20 @@ class DeltaPartsSink(Follower):
             table = self._tables[key] = kind(options, context, self.head_name)
         return table
 
+    def open_tables(self, also: Collection[str] = ()) -> list[PartTable]:
+        """Return the tables of all parts, by name: those that the head names, and those at the locations `also`, which
+        may not exist yet. Reads the head only."""
+        head = self.read_head()
+        parts = parts_of(head.own) if head is not None else {}
+        prefix = f"{self._storage.root}/"
+        names = {uri.removeprefix(prefix) for uri in also if uri.startswith(prefix)}
+        tables = []
+        for name in sorted(parts.keys() | names):
+            table = self._open_part(name)
+            self._begin(table, parts.get(name, Part(0)))
+            tables.append(table)
+        return tables
+
     # -- delivery -------------------------------------------------------------------------------------
 
     def deliver(self, delivery: EpochDelivery) -> FollowerHead:

@@ -22,6 +22,7 @@ from firnline.sinks.delta.sink import CONFLICT_TRIES, DeltaSink
 from firnline.sinks.delta.stage import CHANGES
 from firnline.sinks.delta.upsert.sink import UpsertSink
 from firnline.stores.tiers import Tiers
+from firnline.topology.decide import find_part_end
 from firnline.types import EntryRef, Json, Receipt
 
 NAME_BYTES = 200  # of a folder; most file systems take 255
@@ -174,20 +175,38 @@ class PartTable(DeltaSink):
             return KeepRows()
         return RestoreVersion(self._version_at(effect.version))
 
+    def version_of(self, epoch: int) -> int:
+        """Return the version of the table as it was when the sink held an epoch; -1: there is no table.
+
+        The caller has read the head of the sink before: it holds the epoch.
+        """
+        if not self._table.reopen():
+            return -1
+        return self._table.version if self._held().epoch <= epoch else self._version_at(epoch)
+
     def _version_at(self, epoch: int) -> int:
         """Return the version of the table as it was when the sink held an epoch; before its birth, without its rows."""
         versions = read_epoch_versions(self._log, self._pipeline, self._table.version, epoch).versions
-        held = max((known for known in versions if known <= epoch), default=None)
-        if held is not None:
+        held = find_part_end(epoch, epoch, versions)
+        if held:
             return versions[held]
         first = min(versions, default=0)
-        if first == self._part.born > epoch and versions[first] > 0:
+        if versions and versions[first] > 0 and self._begins_with(versions[first], epoch):
             return versions[first] - 1
         raise RollbackRefusedError(
             f"{self.name}: the log of {self.uri} no longer says what it held at epoch {epoch}",
             hint="The log's retention (delta.logRetentionDuration) has passed.",
             epoch=epoch,
         )
+
+    def _begins_with(self, version: int, epoch: int) -> bool:
+        """Return whether a version is the first one after an epoch: it names the entry before it in this table."""
+        commit = self._log.read(version)
+        info = commit.find_info(self._pipeline) if commit is not None else None
+        if info is None or info.get("kind") != "epoch":
+            return False
+        before = info.get("previous")
+        return before is None or int(before["epoch"]) <= epoch
 
     @property
     def history(self) -> TableHistory:
