@@ -1,4 +1,4 @@
-"""A topology whose channels are parts: files -> bronze -> lake/{region} -> one silver pipeline for each of some regions."""
+"""A topology whose channels are parts: files -> bronze -> lake/{region} -> silver pipelines, for one region or some."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from tests.support.topologies import TIMEOUT, open_snapshots, settle
 
 
 class PartLake:
-    """`eu` and `us` are read by a silver pipeline each; every file has rows of one region."""
+    """`eu` is a silver pipeline that reads one region, `eu+us` is one that reads two. A file has rows of one region."""
 
     def __init__(self, folder: Path, *, reads: Iterable[str] = ("eu", "us"), **settings: Any) -> None:
         self.folder = folder
-        self.regions = list(reads)
         self.sample = SampleInput(folder / "in")
         self.wanted: dict[str, Counter[int]] = {}
         self._files = 0
@@ -35,13 +34,24 @@ class PartLake:
         self.bronze = pipeline_options(
             str(folder / "in"), "", "bronze", sinks=(sink,), home=folder / "bronze", max_files=1
         )
-        self.silvers = {region: self.silver(region) for region in self.regions}
+        self.silvers = {regions: self.silver(regions) for regions in reads}
 
-    def silver(self, region: str) -> PipelineOptions:
-        """A pipeline that appends the rows of one region to a table of its own."""
-        source = DeltaSourceOptions(region, str(self.table(region)), poll_interval_secs=0.05, on_change="ignore")
-        sink = DeltaSinkOptions("out", str(self.folder / f"silver_{region}"), input=region)
-        return pipeline_options("", "", f"silver_{region}", sources=(source,), sinks=(sink,), max_files=1)
+    def silver(self, regions: str) -> PipelineOptions:
+        """A pipeline that appends the rows of one region to a table of its own, or of each of several."""
+        sources = [
+            DeltaSourceOptions(region, str(self.table(region)), poll_interval_secs=0.05, on_change="ignore")
+            for region in regions.split("+")
+        ]
+        sinks = [
+            DeltaSinkOptions(f"out_{one.name}", str(self.folder / f"silver_{one.name}"), input=one.name)
+            for one in sources
+        ]
+        name = f"silver_{regions.replace('+', '_')}"
+        return pipeline_options("", "", name, sources=sources, sinks=sinks, max_files=1)
+
+    @property
+    def regions(self) -> list[str]:
+        return [region for regions in self.silvers for region in regions.split("+")]
 
     @property
     def members(self) -> list[PipelineOptions]:
@@ -64,18 +74,18 @@ class PartLake:
             self.join()
 
     def join(self) -> None:
-        """Run bronze until its sink is level: a run ends without waiting for an optional sink."""
+        """Run everybody until the lake is level and read: a run ends without waiting for an optional sink."""
         for _ in range(20):
             if len({sink.load().epoch for sink in open_pipeline(self.bronze).sinks}) == 1:
-                return
-            run_to_end(self.bronze)
-        raise AssertionError("the sink stays behind")
+                break
+            for one in self.members:
+                run_to_end(one)
+        else:
+            raise AssertionError("the sink stays behind")
 
     def found(self) -> dict[str, Counter[int]]:
         """The ids in each part, with delta-rs and DuckDB."""
-        return {
-            log.parent.name: ids for log in self.folder.glob("lake/*/_delta_log") if (ids := table_ids(log.parent))
-        }
+        return {log.parent.name: ids for log in self.folder.glob("lake/*/_delta_log") if (ids := table_ids(log.parent))}
 
     def read(self) -> dict[str, Counter[int]]:
         """The ids that the readers have, by region."""
