@@ -363,6 +363,21 @@ def test_an_order_that_comes_while_the_log_is_cleaned_up_waits_for_it(
         lake.snapshots.order(TIMEOUT)
 
 
+def test_a_restore_does_not_clean_the_log_up(tmp_path: Path) -> None:
+    """Its commit is delta-rs' own RESTORE, which cleans up by default."""
+    lake = Lake(tmp_path)
+    DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    order = lake.snapshots.order(TIMEOUT)
+    lake.complete(order)
+    lake.sample.add("f4.json", 3)
+    for one in lake.members:
+        run_to_end(one)
+    clean_up(lake.table)  # writes a checkpoint, and sees the pin
+    lake.check_restore(order)
+    assert (lake.table / OLDEST).exists()
+    lake.check_restore(order)
+
+
 def test_a_clean_up_that_was_declared_before_a_pin_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake(tmp_path)
     DeltaTable(lake.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})

@@ -283,7 +283,11 @@ class Table:
 
         def write() -> None:
             try:
-                self.delta.restore(to_version, commit_properties=_properties(info, txns, expiring))
+                self.delta.restore(
+                    to_version,
+                    commit_properties=_properties(info, txns, expiring),
+                    post_commithook_properties=_NO_HOOKS,
+                )
             except DeltaError as error:
                 if "missing file" not in str(error):
                     raise
