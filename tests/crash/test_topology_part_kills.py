@@ -1,4 +1,4 @@
-"""Snapshots and restores over the parts of a sink, killed at every point that they reach: the same command ends them."""
+"""Snapshots and restores over the parts of a sink, killed at every point; the same command ends them."""
 
 from __future__ import annotations
 

@@ -319,8 +319,11 @@ def snapshot(
 
 
 def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
+    from firnline.history.topology.savepoint import check_copied
     from firnline.topology.decide import Outcome
 
+    if spec.copies:
+        check_copied(snapshots.topology)
     order = snapshots.order(spec.timeout, spec.max_hold if isinstance(spec.max_hold, timedelta) else None)
     say(f"snapshot {order.snapshot}: waiting for {', '.join(order.members)}")
     with contextlib.ExitStack() as stack:

@@ -151,7 +151,7 @@ def create_topology_savepoint(
         RollbackRefusedError: a reader's position cannot be given in a new table, or files or records are gone.
     """
     snapshot, epochs = find_snapshot_epochs(snapshots, words)
-    _check_kinds(snapshots.topology)
+    check_copied(snapshots.topology)
     place = normalise(path)
     storage = open_storage(place, storage_options)
     done = _begin(snapshots, storage, snapshot)
@@ -165,14 +165,16 @@ def create_topology_savepoint(
     return saved
 
 
-def _check_kinds(topology: Topology) -> None:
+def check_copied(topology: Topology) -> None:
+    """Refuse a topology with a channel that cannot be copied. Raises ConfigError."""
     check_channels(topology)
     for channel in topology.channels:
-        if channel.kind == "kafka" and template_columns(_kafka_sink(topology, channel).topic):
+        is_topics = channel.kind == "kafka" and bool(template_columns(_kafka_sink(topology, channel).topic))
+        if channel.part or is_topics:
             raise ConfigError(
                 f"{channel.reader!r} reads {channel.place}, which sink {channel.sink!r} of {channel.writer!r} writes "
-                "with a template: a savepoint of a topology copies topics with a name of their own only",
-                hint="Leave one of the two pipelines out of the topology.",
+                "with a template: a savepoint of a topology copies only tables and topics with a name of their own",
+                hint="Leave one of the two pipelines out of the topology. In snapshots of the topology file: copy: false",
             )
 
 
