@@ -111,6 +111,9 @@ def check_taken(world: World, where: str) -> None:
         assert [pin.stem for pin in pins] == [f"topology-{kept}"], where
     lake.check(where=where)
     assert lake.restore(kept).decision is Decision.GO, where
+    parts, read = lake.found(), lake.read()
+    assert all(ids <= parts[region] for region, ids in read.items()), f"{where}: a reader has what its part has not"
+    lake.run()
     lake.check(where=where)
 
 

@@ -174,7 +174,7 @@ def check_copied(topology: Topology) -> None:
             raise ConfigError(
                 f"{channel.reader!r} reads {channel.place}, which sink {channel.sink!r} of {channel.writer!r} writes "
                 "with a template: a savepoint of a topology copies only tables and topics with a name of their own",
-                hint="Leave one of the two pipelines out of the topology. In snapshots of the topology file: copy: false",
+                hint="Leave one of the two pipelines out of the topology; snapshots go without `copy: true`.",
             )
 
 
