@@ -63,8 +63,10 @@ def test_a_captured_lake_goes_back_to_one_instant(postgres: str, tmp_path: Path)
         for one in members:
             run_to_end(one)
 
-    def read(*tables: str) -> dict[str, list[tuple[Any, ...]]]:
-        found = {f"{kind}/{table}": rows(tmp_path / kind / table) for kind in ("history", "silver") for table in tables}
+    def read(*tables: str) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {
+            f"{kind}/{table}": rows(tmp_path / kind / table) for kind in ("history", "silver") for table in tables
+        }
         current = {table: DeltaTable(str(tmp_path / "lake" / table)).to_pyarrow_table() for table in tables}
         return found | {f"lake/{table}": sorted(one.column("id").to_pylist()) for table, one in current.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,8 @@ from firnline.topology.records import Order, stop_asking
 from firnline.types import RandomIds
 from tests.support.part_lakes import PartLake
 from tests.support.pipelines import checkpoint_of, run_once
-from tests.support.topologies import TIMEOUT, settle
+from tests.support.samples import table_ids
+from tests.support.topologies import TIMEOUT, running, settle
 
 KINDS = pytest.mark.parametrize(
     "settings",
@@ -275,3 +277,44 @@ def test_a_savepoint_of_such_a_topology_is_refused_by_name(tmp_path: Path) -> No
     order = lake.take()
     with pytest.raises(ConfigError, match="no Delta table of its own"):
         create_topology_savepoint(lake.open(), order.snapshot, str(tmp_path / "save"))
+
+
+def ids_at(table: Path, epoch: int, pipeline: str) -> set[int]:
+    """The ids in a table once it held an epoch and no later one, found with delta-rs alone."""
+    newest = DeltaTable(table).version() if (table / "_delta_log").exists() else -1
+    for version in range(newest, -1, -1):
+        found = DeltaTable(table, version=version)
+        if (found.transaction_version(f"firnline:{pipeline}") or 0) <= epoch:
+            return set(found.to_pyarrow_table().column("id").to_pylist()) if found.file_uris() else set()
+    return set()
+
+
+def test_snapshots_of_running_pipelines_are_cuts(tmp_path: Path) -> None:
+    lake = PartLake(tmp_path, reads=("eu+asia", "us"))
+    for region in ("eu", "us"):
+        lake.add(region)
+    lake.run()
+    taken: list[tuple[Order, dict[str, int]]] = []
+    with contextlib.ExitStack() as stack:
+        for one in lake.members:
+            stack.enter_context(running(one))
+        for number in range(4):
+            snapshots = lake.open()
+            order = snapshots.order(TIMEOUT)
+            for region in ("eu", "us", "eu") if number < 2 else ("asia", "us", "asia"):
+                lake.add(region)
+            assert settle(snapshots, order) == (Outcome.COMMIT, "")
+            taken.append((order, find_snapshot_epochs(snapshots, order.snapshot)[1]))
+    for order, epochs in taken:
+        for regions, silver in lake.silvers.items():
+            for region in regions.split("+"):
+                sent = ids_at(lake.table(region), epochs["bronze"], "bronze")
+                read = ids_at(tmp_path / f"silver_{region}", epochs[silver.name], silver.name)
+                assert read <= sent, f"{order.snapshot}: {silver.name} has read what was written after the cut"
+    order, epochs = taken[1]
+    assert lake.restore(order.snapshot).decision is Decision.GO
+    for region in ("eu", "us", "asia"):
+        assert set(table_ids(lake.table(region))) == ids_at(lake.table(region), epochs["bronze"], "bronze")
+    assert all(ids <= lake.found()[region] for region, ids in lake.read().items())
+    lake.run()
+    lake.check()
