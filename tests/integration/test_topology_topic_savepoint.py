@@ -30,7 +30,7 @@ from firnline.sources.kafka.position import Position
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
-from tests.support.kafka import KafkaServer
+from tests.support.kafka import KafkaServer, running_kafka
 from tests.support.kafka_sinks import kafka_sink
 from tests.support.pipelines import checkpoint_of, pipeline_options
 from tests.support.samples import SampleInput, table_ids
@@ -292,6 +292,19 @@ def test_a_topic_is_created_if_the_sink_may(tmp_path: Path, kafka: KafkaServer, 
     assert {record.partition for record in kafka.read(topic)} <= {0, 1}
     run_members(kafka, *new)
     assert tables(new) == [saved_chain.sample.ids] * 3
+
+
+def test_on_another_cluster_sinks_and_topics_have_the_names_that_they_had(tmp_path: Path, saved_chain: Chain) -> None:
+    with running_kafka() as other:
+        other.create_topic(saved_chain.topic, 2)
+        new = make_members(tmp_path / "new", other, saved_chain.topic, 1)
+        new[0] = replace(new[0], sources=saved_chain.members[0].sources)
+        assert new[0].sinks[1].name == saved_chain.members[0].sinks[1].name
+        start(new, saved_chain)
+        run_members(other, *new)
+        assert tables(new) == [saved_chain.sample.ids] * 3
+        ids = saved_chain.ids()
+        assert topic_rows(other, saved_chain.topic) == ids[0] - ids[1]
 
 
 def test_a_damaged_file_of_a_range_is_refused(tmp_path: Path, kafka: KafkaServer, saved_chain: Chain) -> None:

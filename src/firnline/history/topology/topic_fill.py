@@ -180,9 +180,9 @@ class TopicFill:
                     return
                 if stopping():
                     raise KeyboardInterrupt
+                table = self._load(cluster, files[done]) if done < len(files) else SCHEMA.empty_table()
                 with lane.transaction() as transaction:
-                    if done < len(files):
-                        self._send(transaction, cluster, lane, files[done])
+                    self._send(transaction, lane, table)
                     transaction.commit(self._record(lane.record, run, min(done + 1, len(files))))
                 tries = 0
                 if progress is not None:
@@ -197,14 +197,17 @@ class TopicFill:
         own: dict[str, Json] = {**head.own, COPIED: {"id": self.savepoint, "files": files}}
         return LaneRecord(1, replace(head, run=run, own=own))
 
-    def _send(self, transaction: Transaction, cluster: Cluster, lane: Lane, file: TopicFile) -> None:
+    def _load(self, cluster: Cluster, file: TopicFile) -> pa.Table:
         table = file.read(self.source, self.name.partition("/")[2])
         self._check_sizes(table, cluster.facts(self.sink.topic).max_bytes)
-        produce, topic, number = transaction.produce, self.sink.topic, file.partition
+        return table
+
+    def _send(self, transaction: Transaction, lane: Lane, table: pa.Table) -> None:
+        produce, topic = transaction.produce, self.sink.topic
         for batch in table.to_batches(max_chunksize=SEND_RECORDS):
-            keys, values, times = (batch.column(name).to_pylist() for name in ("key", "value", "timestamp"))
+            columns = (batch.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp"))
             with lane.lost_unless_answered("the write of records"):
-                for key, value, time, headers in zip(keys, values, times, headers_of(batch), strict=True):
+                for number, key, value, time, headers in zip(*columns, headers_of(batch), strict=True):
                     while True:
                         try:
                             # Partition, two callbacks, time stamp, headers.
