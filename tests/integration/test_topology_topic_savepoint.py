@@ -12,7 +12,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from deltalake import DeltaTable
 
+from firnline.cli.main import run_command
 from firnline.cli.topology import _copy_all
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, DamagedError, RollbackRefusedError
@@ -27,13 +29,14 @@ from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sources.kafka.position import Position
+from firnline.spec.build import load_options
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
 from firnline.types import RandomIds
 from tests.support.kafka import KafkaServer, running_kafka
 from tests.support.kafka_sinks import kafka_sink
 from tests.support.pipelines import checkpoint_of, pipeline_options
-from tests.support.samples import SampleInput, table_ids
+from tests.support.samples import SampleInput, make_old, table_ids
 from tests.support.topic_chains import run_members, topic_reader, topic_writer
 from tests.support.topologies import TIMEOUT, open_snapshots, settle
 
@@ -430,3 +433,56 @@ def test_a_chain_of_topics_without_tables_starts_anew(tmp_path: Path, kafka: Kaf
     assert table_ids(new[2].sinks[0].location) == sample.ids
     assert topic_rows(kafka, topics[1]).total() == 12, "what c had not read, what b had not, and the new file"
     assert topic_rows(kafka, topics[0]).total() == 8, "what b had not read, and the new file"
+
+
+def test_the_commands_copy_topics_and_start_from_the_copy_in_the_home(
+    tmp_path: Path, kafka: KafkaServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`snapshots: {copy: true}`, and `restore --from-savepoint` of that copy, with pipeline files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    topics = {name: kafka.new_topic(2) for name in ("old", "new")}
+    for folder, topic in topics.items():
+        (tmp_path / folder).mkdir()
+        cluster = {"type": "kafka", "brokers": kafka.bootstrap}
+        to_topic = {**cluster, "name": f"to-{topic}", "topic": topic, "key": ["a"]}
+        specs: dict[str, Any] = {
+            "bronze": {"sources": {"rows": {"type": "files", "path": "../in"}}, "sinks": [to_topic]},
+            "silver": {
+                "sources": {"rows": {**cluster, "topics": [topic]}},
+                "sinks": [{"type": "delta", "table": "out/silver"}],
+            },
+        }
+        for name, body in specs.items():
+            (tmp_path / folder / f"{name}.yml").write_text(json.dumps({"name": name, **body}))
+        (tmp_path / folder / "topology.yml").write_text(
+            "name: lake\npipelines: [bronze.yml, silver.yml]\nsnapshots: {include_stopped: true, copy: true}\n"
+        )
+
+    def run(*specs: str) -> None:
+        for spec in specs:
+            options = load_options(tmp_path / spec, environ={})
+            run_members(kafka, options)
+
+    def add(first: int) -> None:
+        rows = "".join(json.dumps({"a": number}) + "\n" for number in range(first, first + 5))
+        (tmp_path / "in" / f"{first}.ndjson").write_text(rows)
+        make_old(tmp_path / "in" / f"{first}.ndjson")
+
+    add(0)
+    run("old/bronze.yml", "old/silver.yml")
+    add(5)
+    run("old/bronze.yml")
+    assert run_command(["topology", "snapshot", "old/topology.yml", "--json"]) == 0
+    copy = json.loads(capsys.readouterr().out)["copy"]
+    words = ["topology", "restore", "--from-savepoint", copy, "new/topology.yml", "--yes"]
+    assert run_command(words) == 0
+    assert "done: every pipeline is at snapshot" in capsys.readouterr().out
+    add(10)
+    run("new/bronze.yml", "new/silver.yml")
+    rows = DeltaTable(tmp_path / "new/out/silver").to_pyarrow_table(columns=["a"]).column("a").to_pylist()
+    assert sorted(rows) == list(range(15))
+    values = [json.loads(value or b"")["a"] for value in kafka.values(topics["new"])]
+    assert sorted(values) == list(range(5, 15)), "what silver had not read, and the new file"
+    assert run_command(words) == 0, "again: nothing is done twice"
+    assert len(kafka.values(topics["new"])) == 10
