@@ -369,10 +369,12 @@ class DeltaPartsSink(Follower):
     # -- history edits --------------------------------------------------------------------------------
 
     def version_of(self, epoch: int) -> int:
-        for name, part in self._later_parts(epoch):
-            table = self._open_part(name)
-            self._begin(table, part)
+        def check(one: tuple[str, Part]) -> None:
+            table = self._open_part(one[0])
+            self._begin(table, one[1])
             table.effect_here(RestoreVersion(epoch), table.find_held())
+
+        _at_once(check, self._later_parts(epoch), READERS)
         return epoch
 
     def _later_parts(self, epoch: int) -> list[tuple[str, Part]]:
@@ -384,8 +386,8 @@ class DeltaPartsSink(Follower):
         fence = self.read_fence()
         plan = SinkReturn(self.name, self.uri, fence.epoch, fence.version)
         problems: list[RollbackRefusedError] = []
-        for name, part in self._later_parts(to_epoch):
-            found, refused = self._plan_part(name, part, to_epoch, accept)
+        parts = self._later_parts(to_epoch)
+        for found, refused in _at_once(lambda one: self._plan_part(*one, to_epoch, accept), parts, READERS):
             problems += refused
             if found is not None:
                 plan = _add(plan, found)
@@ -412,17 +414,18 @@ class DeltaPartsSink(Follower):
             return [str(file["path"]) for file in effect.files]
         if not isinstance(effect, RestoreVersion):
             return []
-        missing: list[str] = []
-        for name, part in self._later_parts(effect.version):
-            table = self._open_part(name)
-            self._begin(table, part)
+
+        def find(one: tuple[str, Part]) -> list[str]:
+            table = self._open_part(one[0])
+            self._begin(table, one[1])
             try:
                 own = table.effect_here(effect, table.find_held())
             except RollbackRefusedError as error:
-                missing.append(error.message)
-            else:
-                missing += [f"{name}/{path}" for path in table.find_missing(own)]
-        return missing
+                return [error.message]
+            return [f"{one[0]}/{path}" for path in table.find_missing(own)]
+
+        found = _at_once(find, self._later_parts(effect.version), READERS)
+        return [path for missing in found for path in missing]
 
     def keep_rows(self, head: FollowerHead, commit: EpochCommit) -> FollowerHead:
         """Move the head. A part that is open gets the edit, too: then no older run can write to it any more."""
