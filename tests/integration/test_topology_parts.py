@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from firnline.cli.main import run_command
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, SinkError
 from firnline.history.topology.channels import Comparison
@@ -318,3 +319,22 @@ def test_snapshots_of_running_pipelines_are_cuts(tmp_path: Path) -> None:
     assert all(ids <= lake.found()[region] for region, ids in lake.read().items())
     lake.run()
     lake.check()
+
+
+def test_a_snapshot_with_a_copy_is_refused_before_it_is_ordered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template, one = f"{tmp_path}/lake/{{region}}", f"{tmp_path}/lake/eu"
+    specs = {
+        "bronze": ({"in": {"path": f"{tmp_path}/in"}}, {"table": template}),
+        "silver": ({"eu": {"type": "delta", "table": one}}, {"table": f"{tmp_path}/silver"}),
+    }
+    for name, (sources, sink) in specs.items():
+        spec = {"name": name, "sources": sources, "sinks": [{"name": name, "type": "delta", **sink}]}
+        (tmp_path / f"{name}.yml").write_text(json.dumps(spec))
+    topology = {"name": "lake", "pipelines": ["bronze.yml", "silver.yml"], "snapshots": {"copy": True}}
+    (tmp_path / "topology.yml").write_text(json.dumps(topology))
+    assert run_command(["topology", "snapshot", str(tmp_path / "topology.yml")]) == 2
+    said = capsys.readouterr().err
+    assert f"'silver' reads {one}, which is no Delta table of its own" in said
+    assert "snapshots go without `copy: true`" in said
