@@ -276,7 +276,7 @@ def test_members_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_savepoint_of_such_a_topology_is_refused_by_name(tmp_path: Path) -> None:
     lake = make_lake(tmp_path)
     order = lake.take()
-    with pytest.raises(ConfigError, match="no Delta table of its own"):
+    with pytest.raises(ConfigError, match="with a template"):
         create_topology_savepoint(lake.open(), order.snapshot, str(tmp_path / "save"))
 
 
@@ -336,5 +336,5 @@ def test_a_snapshot_with_a_copy_is_refused_before_it_is_ordered(
     (tmp_path / "topology.yml").write_text(json.dumps(topology))
     assert run_command(["topology", "snapshot", str(tmp_path / "topology.yml")]) == 2
     said = capsys.readouterr().err
-    assert f"'silver' reads {one}, which is no Delta table of its own" in said
+    assert f"'silver' reads {one}, which sink 'bronze' of 'bronze' writes with a template" in said
     assert "snapshots go without `copy: true`" in said
