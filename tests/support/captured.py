@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import psycopg
 from deltalake import DeltaTable
 
-from firnline.clock import monotonic
 from firnline.options import BatchOptions, CheckpointOptions, PipelineOptions
 from firnline.run.observer import Observer
 from firnline.run.open_pipeline import open_pipeline
@@ -20,6 +18,7 @@ from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.cdc.position import LogPosition
 from firnline.sources.postgres.options import PostgresSourceOptions
 from firnline.testing.local import LocalEngine
+from tests.support import processes
 
 Row = tuple[Any, ...]
 WAIT_SECONDS = 120.0  # on a busy machine
@@ -114,7 +113,4 @@ class Capturing:
 
 def wait_until(is_true: Callable[[], object]) -> None:
     """Wait for something that a run does."""
-    deadline = monotonic() + WAIT_SECONDS
-    while not is_true():
-        assert monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+    processes.wait_until(lambda: bool(is_true()), seconds=WAIT_SECONDS)

@@ -251,9 +251,16 @@ class _Lines(logging.Formatter):
 def wait_until(condition: Callable[[], bool], child: Child | None = None, seconds: float = 240) -> None:
     """Wait until a condition holds; a test that waits in vain fails with the end of the child's log."""
     deadline = monotonic() + seconds
+    began = monotonic()
     while not condition():
         assert monotonic() < deadline, child.log()[-4000:] if child is not None else f"not within {seconds:.0f} s"
-        time.sleep(0.01)
+        rest(monotonic() - began)
+        began = monotonic()
+
+
+def rest(seconds: float) -> None:
+    """Sleep before a condition is asked again: longer if it took long, so that whoever is waited for has the cores."""
+    time.sleep(min(0.25, max(0.01, 4 * seconds)))
 
 
 def free_port() -> int:
