@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 # The machine is shared and noisy: how long one example takes says nothing.
 settings.register_profile("firnline", deadline=None)
 settings.load_profile("firnline")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live until the end: no collection of garbage looks at them, and few run at all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)
