@@ -152,10 +152,12 @@ class Order:
     channels: tuple[dict[str, str], ...]
     hold_until: str = ""  # max_hold ends; empty without one
     file: str = ""  # the topology file, for commands in messages
+    number: int = 0  # orders of a topology are counted: clocks go back
 
     def to_json(self) -> dict[str, Json]:
         return {
             "snapshot": self.snapshot,
+            "number": self.number,
             "topology": self.topology,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
@@ -183,6 +185,7 @@ class Order:
                 channels=tuple(dict(channel) for channel in body["channels"]),
                 hold_until=str(body.get("hold_until", "")),
                 file=str(body.get("file", "")),
+                number=int(body.get("number", 0)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -419,8 +422,8 @@ class TopologyHome:
 
     def load_orders(self, snapshots: Iterable[Listed]) -> list[Order]:
         """Return the orders of some snapshots, oldest first."""
-        orders = (self.find_order(one.snapshot) for one in snapshots)
-        return sorted((one for one in orders if one is not None), key=lambda one: (one.created_at, one.snapshot))
+        found = [order for one in snapshots if (order := self.find_order(one.snapshot)) is not None]
+        return sorted(found, key=lambda one: (one.number, one.created_at, one.snapshot))
 
 
 def _find(storage: Storage, key: str) -> dict[str, Json] | None:

@@ -167,6 +167,7 @@ class Snapshots:
             channels=tuple(channel.to_json() for channel in self.topology.channels),
             hold_until=(now + max_hold).isoformat() if max_hold is not None else "",
             file=self._file,
+            number=max((one.number for one in self._load_kept()), default=0) + 1,
         )
         announce_channels(self.topology, self.opened, self.home)
         tables: dict[str, tuple[str, list[Sink]]] = {}  # the parts of a sink are one
@@ -594,6 +595,10 @@ class Snapshots:
             words = "no snapshot begins" if not found else f"{len(found)} snapshots begin"
             raise ConfigError(f"{words} with {snapshot!r}", hint="firnline topology list")
         return orders[0]
+
+    def _load_kept(self) -> list[Order]:
+        """Return the orders that were not dropped, oldest first."""
+        return self.home.load_orders(one for one in self.home.list_snapshots() if not one.is_dropped)
 
     def find_open(self) -> list[Order]:
         """Return the orders without an outcome, oldest first."""
