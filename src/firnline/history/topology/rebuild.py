@@ -3,7 +3,7 @@ one for the cut. The positions become versions of the new table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -73,22 +73,22 @@ class ChannelTable:
         self._open_at = open_at
         self._version = version
 
-    def plan(self, positions: Mapping[str, Json]) -> Rebuilding:
-        """Plan the new table for the positions of its readers, by name.
+    def plan(self, positions: Sequence[tuple[str, Json]]) -> Rebuilding:
+        """Plan the new table for the positions of its readers, each with the reader's name; one may have several.
 
         Raises:
             RollbackRefusedError: a position cannot be given in the new table; it names the reader.
         """
         boundaries: set[int] = set()
-        for reader, position in positions.items():
+        for reader, position in positions:
             boundaries |= self._find_boundaries(reader, DeltaPosition.from_json(position))
         base = min(boundaries, default=self._version)
         ahead = find_path(self._parent, base, self._version).ahead
         changed = [n for n in ahead if (found := self._log.find(n)) is not None and found.kind is Kind.CHANGE]
         if changed:
+            names = ", ".join(dict.fromkeys(reader for reader, _ in positions))
             raise RollbackRefusedError(
-                f"version {changed[0]} of {self._log.root} changes or deletes rows, and {', '.join(positions)} has yet "
-                "to read it",
+                f"version {changed[0]} of {self._log.root} changes or deletes rows, and {names} has yet to read it",
                 hint=_HINT,
             )
         for number in [n for n in boundaries if n in ahead]:  # a version that is read in part is a commit of its own

@@ -357,7 +357,7 @@ class _Making:
         log.refresh_newest()
         table = ChannelTable(log, sink.table.at, saved.version)
         at = {channel: self._position(channel) for channel in channels}
-        made = table.plan({channel.reader: position for channel, position in at.items()})
+        made = table.plan([(channel.reader, position) for channel, position in at.items()])
         files: list[SavedFile] = []
         adds: list[list[dict[str, Json]]] = []
         for commit in made.commits:
