@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, RollbackRefusedError, SourceError
 from firnline.history.topology.graph import Channel, Topology
 from firnline.names import kafka_checkpoint_topic
@@ -262,6 +263,17 @@ def reached_version(position: Json) -> int:
     if at.snapshot and at.reading is not None:
         return at.reading  # it reads what the table had in that version
     return min([at.version, *(int(item["version"]) - 1 for item in at.left)])
+
+
+def find_position(entry: LedgerEntry, channel: Channel) -> Json | None:
+    """Return how far an epoch of a reader has read a channel; None if the reader had no such source then: it has read
+    nothing, and begins with what the table or topic has."""
+    return entry.checkpoint.positions.get(channel.source)
+
+
+def channels_among(topology: Topology, names: Collection[str]) -> list[Channel]:
+    """Return the channels between some members: the topology may have got others since."""
+    return [channel for channel in topology.channels if channel.writer in names and channel.reader in names]
 
 
 def channels_from(topology: Topology, writer: str, sink: str, part: str = "") -> list[Channel]:

@@ -18,9 +18,11 @@ from firnline.errors import ConfigError, FirnlineError, RollbackRefusedError, Si
 from firnline.history.edits.rollback import Rollback, RollbackPlan, find_epoch_at
 from firnline.history.topology.channels import (
     Comparison,
+    channels_among,
     check_channels,
     find_missing,
     find_parts_sinks,
+    find_position,
     find_topics,
 )
 from firnline.history.topology.graph import Channel
@@ -89,8 +91,9 @@ def find_epochs_at(snapshots: Snapshots, moment: datetime) -> dict[str, int]:
         by_ends.setdefault((channel.writer, channel.reader), []).append(channel)
 
     def fits(writer: str, end: int, reader: str, at: int) -> bool:
-        positions = members[reader].entries[at].checkpoint.positions
-        return all(comparison.fits(one, end, positions[one.source]) for one in by_ends[writer, reader])
+        entry = members[reader].entries[at]
+        positions = [(one, find_position(entry, one)) for one in by_ends[writer, reader]]
+        return all(position is None or comparison.fits(one, end, position) for one, position in positions)
 
     begin: dict[str, int] = {}
     for name, past in members.items():
@@ -129,9 +132,9 @@ class _Past:
             if entry.epoch < max(floor, 1) or entry.kind == "baseline":
                 break
             self.entries[entry.epoch] = entry
-        for sink in find_tables(pipeline):
-            sink.load_committed()  # `version_of` reads the version of the handle
-        self._tables = [sink.name for sink in find_tables(pipeline) if sink.name != JOURNAL]
+        self._tables = [  # one that has yet to begin is not there; `version_of` reads the version of the handle
+            sink.name for sink in find_tables(pipeline) if sink.load_committed().exists and sink.name != JOURNAL
+        ]
         self._tables += (sink.name for sink in find_parts_sinks(pipeline))
 
     def at_or_below(self, epoch: int) -> int | None:
@@ -340,16 +343,16 @@ class _Performing:
     def _check_ranges(self) -> list[str]:
         """Return what is gone of the channels: each reader must find what it had not read by its epoch."""
         problems = []
-        for channel in self._topology.channels:
-            if not {channel.writer, channel.reader} <= self._order.epochs.keys():
-                continue
+        for channel in channels_among(self._topology, self._order.epochs):
             writer, reader = self._members[channel.writer], self._members[channel.reader]
-            entry = find_entry(reader, self._order.epochs[channel.reader])
-            position, epoch = entry.checkpoint.positions[channel.source], self._order.epochs[channel.writer]
+            position = find_position(find_entry(reader, self._order.epochs[channel.reader]), channel)
+            if position is None:
+                continue
             try:
-                gone = find_missing(self._topology, channel, writer, epoch, position)
-            except RollbackRefusedError as error:
-                gone = [error.message]
+                gone = find_missing(self._topology, channel, writer, self._order.epochs[channel.writer], position)
+            except FirnlineError as error:
+                problems.append(f"{channel.reader}: {channel.place} cannot be read: {error.message}")
+                continue
             if gone:
                 shown = ", ".join(gone[:NAMED]) + (" ..." if len(gone) > NAMED else "")
                 problems.append(f"{channel.reader}: it has yet to read, from {channel.place}, what is gone: {shown}")

@@ -32,7 +32,7 @@ from firnline.history.savepoints.create import FOLDS, check_apart, is_temporary
 from firnline.history.savepoints.files import Progress, copy_file, each, sha256_of
 from firnline.history.savepoints.format import SavedBytes, SavedFile, SavedSink, Savepoint
 from firnline.history.savepoints.state import copy_state, take_state
-from firnline.history.topology.channels import channels_from, check_channels, find_topics
+from firnline.history.topology.channels import channels_from, check_channels, find_position, find_topics
 from firnline.history.topology.graph import Channel, Topology
 from firnline.history.topology.rebuild import ChannelTable
 from firnline.history.topology.restore import find_snapshot_epochs
@@ -385,7 +385,13 @@ class _Making:
         return replace(saved, table_id=new, version=made.version, files=files)
 
     def _position(self, channel: Channel) -> Json:
-        return self._records[channel.reader].entry.checkpoint.positions[channel.source]
+        position = find_position(self._records[channel.reader].entry, channel)
+        if position is None:
+            raise RollbackRefusedError(
+                f"{channel.reader} had no source {channel.source!r} at the snapshot",
+                hint="Run it once with that source, and take another snapshot.",
+            )
+        return position
 
     def _commit(self, root: str, sink: DeltaSink, saved: SavedSink, adds: list[list[dict[str, Json]]]) -> str:
         """Write the log of a new table. Returns its id."""

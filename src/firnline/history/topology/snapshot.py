@@ -30,9 +30,11 @@ from firnline.history.state import state_bytes
 from firnline.history.topology.channels import (
     Comparison,
     TableChain,
+    channels_among,
     channels_from,
     check_channels,
     find_parts_sinks,
+    find_position,
     find_topics,
     reached_version,
     topics_read_by,
@@ -405,11 +407,13 @@ class Snapshots:
     def _find_misfits(self, records: Mapping[str, MemberRecord]) -> list[str]:
         """Return the channels whose reader has read more than the record of the writer has."""
         found, comparison = [], Comparison(self.topology, self.opened)
-        for channel in self.topology.channels:
+        for channel in channels_among(self.topology, records):
             writer, reader = records[channel.writer].entry, records[channel.reader].entry
             assert writer is not None
             assert reader is not None
-            position = reader.checkpoint.positions[channel.source]
+            position = find_position(reader, channel)
+            if position is None:
+                continue
             try:
                 fits = comparison.fits(channel, writer.epoch, position)
             except RollbackRefusedError as error:
@@ -422,7 +426,7 @@ class Snapshots:
     def _narrow_pins(self, order: Order, records: Mapping[str, MemberRecord]) -> None:
         """Keep only what a restore or a savepoint needs: the versions of the record and of its readers' positions, and
         what lies between them."""
-        for name in self.opened:
+        for name in records:
             _each(partial(self._narrow_pin, order.snapshot, name, records=records), self._find_pinned(name))
 
     def _narrow_pin(self, snapshot: str, name: str, sink: Sink, records: Mapping[str, MemberRecord]) -> None:
@@ -437,10 +441,11 @@ class Snapshots:
             end = sink.version_of(entry.epoch)
             versions = [end]  # -1: without a table, the pin keeps the log of one that is created later
             for channel in channels_from(self.topology, name, sink.name, str(sink.uri)):
-                reader = records[channel.reader].entry
-                assert reader is not None
+                reader = records[channel.reader].entry if channel.reader in records else None
+                position = find_position(reader, channel) if reader is not None else None
+                if position is None:
+                    continue
                 chain = TableChain(self.topology.members[channel.reader], channel.source)
-                position = reader.checkpoint.positions[channel.source]
                 files.update(chain.files_between(position, end))
                 versions.append(reached_version(position))  # for a savepoint
             log_from = max(0, min(versions))
