@@ -184,11 +184,12 @@ def test_a_restore_that_cannot_be_is_withdrawn_and_changes_no_row(tmp_path: Path
     chain.run()
 
 
-def test_another_restore_is_refused_while_one_has_begun(tmp_path: Path) -> None:
+def test_another_restore_is_refused_while_one_is_decided(tmp_path: Path) -> None:
     chain = Chain(tmp_path)
     order = find_or_order(chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds())
     chain.snapshots.home.put_restore(order)
     assert find_or_order(chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds()) == order
+    chain.snapshots.home.decide_restore(order.restore, Decision.GO, "")
     with pytest.raises(ConfigError, match="has begun, and not ended"):
         find_or_order(chain.snapshots, "another", chain.epochs, SystemClock(), RandomIds())
 

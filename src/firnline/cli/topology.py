@@ -554,7 +554,7 @@ def restore(
         without=without,
         command=shlex.join(["firnline", "topology", "restore", *words, "--yes"]),
     )
-    goes_on = snapshots.home.find_unfinished() is not None
+    goes_on = snapshots.home.has_restore(order.restore)
     facts: dict[str, object] = {"restore": order.restore, "target": order.target, "goes_on": goes_on}
     if goes_on:
         say(f"restore {order.restore} was begun, and goes on")
@@ -630,13 +630,13 @@ def _start(path: str, file: str | None, more: str | None, at: str | None, consen
 
 def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> tuple[str, Mapping[str, int]]:
     """Return what a restore goes to, and the epochs of the members there."""
-    from firnline.history.topology.restore import find_epochs_at, find_snapshot_epochs
+    from firnline.history.topology.restore import find_decided, find_epochs_at, find_snapshot_epochs
 
     if (snapshot is None) == (at is None):
         raise ConfigError("name a snapshot or a time", hint="firnline topology list; firnline topology restore ID")
-    begun = snapshots.home.find_unfinished()
-    if begun is not None and begun.target == (at or snapshot):
-        return begun.target, begun.epochs
+    begun = find_decided(snapshots, at or snapshot or "")
+    if begun is not None:
+        return begun.target, {**begun.epochs, **dict.fromkeys(begun.without, 0)}
     if snapshot is not None:
         return find_snapshot_epochs(snapshots, snapshot)
     moment = parse_moment(at or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import (
@@ -67,6 +68,48 @@ def perform_edit(
         SinkError: a sink cannot be claimed; nothing is decided.
         LedgerHoleError: the ledger lacks epochs that a required sink needs; nothing is decided.
     """
+    claimed = claim_sinks(
+        pipeline,
+        run,
+        tell,
+        generation=generation,
+        goes_on_from=goes_on_from,
+        leave=leave,
+        skip=skip,
+        replaces=replaces,
+        restore=restore,
+    )
+    ref, receipt = decide_edit(pipeline, look, claimed.generation)
+    tell(f"{pipeline.deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
+    # A table that has no head yet begins with the next run, unless the edit gives it all its rows.
+    new = claimed.new
+    others = [sink for sink in claimed.others if sink.name not in new or find_beginning(pipeline, sink, ref) is None]
+    apply_edit(pipeline, others, ref, tell)
+    return receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The sinks of a pipeline that a history edit has claimed."""
+
+    generation: int
+    others: list[Sink]  # beside the deciding one
+    new: set[str]  # names of those that have no head yet
+
+
+def claim_sinks(
+    pipeline: OpenPipeline,
+    run: str,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    generation: int | None = None,
+    goes_on_from: EntryRef | None = None,
+    leave: Collection[str] = (),
+    skip: Collection[str] = (),
+    replaces: bool = False,
+    restore: str = "",
+) -> Claimed:
+    """Claim a generation in every sink: all that a history edit does before it is decided; see `perform_edit`."""
     deciding = pipeline.deciding
     held = deciding.claim(run, generation=generation)
     generation = held.generation
@@ -88,12 +131,7 @@ def perform_edit(
             if sink.name not in leave and not is_untold:
                 raise
             tell(f"{sink.name} is left as it is: {error.message}")
-    ref, receipt = decide_edit(pipeline, look, generation)
-    tell(f"{deciding.name} is at epoch {receipt.epoch}, version {receipt.version}")
-    # A table that has no head yet begins with the next run, unless the edit gives it all its rows.
-    others = [sink for sink in others if sink.name not in new or find_beginning(pipeline, sink, ref) is None]
-    apply_edit(pipeline, others, ref, tell)
-    return receipt
+    return Claimed(generation, others, new)
 
 
 def _has_yet_to_begin(pipeline: OpenPipeline, sink: Sink, decided: Head) -> bool:
@@ -117,6 +155,18 @@ def apply_edit(pipeline: OpenPipeline, sinks: Iterable[Sink], ref: EntryRef, tel
     _record(pipeline)
 
 
+def refuse_filling(pipeline: OpenPipeline, committed: Head) -> RollbackRefusedError | None:
+    """Return what stands against a history edit while a sink is filled; None if none is."""
+    filling = find_filling(committed.checkpoint, pipeline.options.followers)
+    if not filling:
+        return None
+    return RollbackRefusedError(
+        f"sink {min(filling)!r} is being filled with what was before it was added",
+        hint="Let the pipeline run until it is in sync (firnline sinks list), or take it out of the spec: "
+        f"firnline sinks forget {min(filling)} --yes",
+    )
+
+
 def decide_edit(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[EntryRef, Receipt]:
     """Commit the entry that `look` makes to the deciding sink, claimed with this generation; see `perform_edit`."""
     deciding = pipeline.deciding
@@ -124,13 +174,9 @@ def decide_edit(pipeline: OpenPipeline, look: Look, generation: int) -> tuple[En
         entry, committed = look(generation)
         if committed.exists and committed.generation != generation:
             raise FencedError("another run took over while this one looked")
-        filling = find_filling(committed.checkpoint, pipeline.options.followers)
-        if filling and entry.is_history_edit:
-            raise RollbackRefusedError(
-                f"sink {min(filling)!r} is being filled with what was before it was added",
-                hint="Let the pipeline run until it is in sync (firnline sinks list), or take it out of the spec: "
-                f"firnline sinks forget {min(filling)} --yes",
-            )
+        refused = refuse_filling(pipeline, committed)
+        if refused is not None and entry.is_history_edit:
+            raise refused
         ref = pipeline.ledger.stage(entry)
         as_it_is = committed.exists and entry.kind != "restore"
         schema = deciding.find_committed_schema() if as_it_is else None

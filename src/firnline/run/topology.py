@@ -18,11 +18,20 @@ from firnline.types import Clock, Json
 logger = logging.getLogger(__name__)
 
 
+def has_ended(restore: str) -> FencedError:
+    """Return the error for a command whose restore another command has finished or withdrawn."""
+    return FencedError(
+        f"restore {restore} has ended: another command finished or withdrew it",
+        hint="Nothing is left to do; `firnline topology show` has the epochs of the members.",
+        restore=restore,
+    )
+
+
 def check_hold(pipeline: OpenPipeline, restore: str = "") -> None:
     """Stop under a claim if a restore of a topology holds the pipeline; `restore` is the one that acts now.
 
     Raises:
-        FencedError: a restore holds it.
+        FencedError: a restore holds it; or the one that acts holds it no longer: another command has finished it.
     """
     options = pipeline.options
     holds = find_holds(pipeline.storage, options.name, options.home.storage_options)
@@ -34,6 +43,8 @@ def check_hold(pipeline: OpenPipeline, restore: str = "") -> None:
             hint=f"Let it finish: {hold.command or 'repeat the `firnline topology restore` command that began it'}",
             restore=hold.restore,
         )
+    if restore and not holds:
+        raise has_ended(restore)
 
 
 LOOK_SECONDS = 5.0  # between two looks at the outcomes of snapshots whose records hold the floor

@@ -317,7 +317,7 @@ class RestoreState:
     members: tuple[str, ...]
     held: frozenset[str] = frozenset()  # those that have our hold, and a claim under it
     foreign: str = ""  # a member that another restore holds
-    problem: str | None = None  # why a record cannot be restored; None: not checked yet; empty: all can
+    problem: str | None = None  # why a member cannot be held or restored; None: not checked yet; empty: all can
     decision: Decision | None = None
     jumped: frozenset[str] = frozenset()
     released: bool = False
@@ -368,13 +368,13 @@ def next_step(state: RestoreState) -> RestoreStep | None:
     if state.decision is None:
         if state.foreign:
             return Decide(Decision.WITHDRAWN, f"another restore holds {state.foreign}")
+        if state.problem:
+            return Decide(Decision.WITHDRAWN, state.problem)
         free = next((name for name in state.members if name not in state.held), None)
         if free is not None:
             return Hold(free)
         if state.problem is None:
             return Check()
-        if state.problem:
-            return Decide(Decision.WITHDRAWN, state.problem)
         return Decide(Decision.GO)
     behind = next((name for name in state.members if name not in state.jumped), None)
     return Jump(behind) if behind is not None else Release()

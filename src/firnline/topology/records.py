@@ -242,6 +242,10 @@ class RestoreOrder:
     without: tuple[str, ...] = ()  # members that stay as they are
     command: str = ""  # that finishes it, for whoever finds a hold
 
+    def wants(self) -> tuple[Json, ...]:
+        """Return what somebody asked for; two commands that want the same are one restore."""
+        return self.target, self.epochs, *(sorted(set(one)) for one in (self.leave, self.accept, self.without))
+
     def to_json(self) -> dict[str, Json]:
         return {
             "restore": self.restore,
@@ -342,8 +346,7 @@ class TopologyHome:
         outcome = self.find_outcome(snapshot)
         is_aborted = outcome is not None and outcome.status == "aborted"
         dropped = self.is_dropped(snapshot)
-        begun = self.find_unfinished() if dropped else None
-        is_restored = begun is not None and begun.target == snapshot
+        is_restored = dropped and any(one.target == snapshot for one in self.load_unfinished())
         return decide.may_unpin(kept=ordered and not is_aborted, dropped=dropped, restoring=is_restored)
 
     # -- restores -------------------------------------------------------------------------------------
@@ -387,22 +390,30 @@ class TopologyHome:
         decided = self.find_decision(restore)
         return decided is not None and decided[0] is Decision.WITHDRAWN
 
-    def load_restores(self) -> list[RestoreOrder]:
-        """Return the orders of all restores, oldest first."""
+    def has_restore(self, restore: str) -> bool:
+        """Return whether the order of a restore was written."""
+        return _find(self.storage, restore_file(self.name, restore, "order")) is not None
+
+    def load_unfinished(self) -> list[RestoreOrder]:
+        """Return the restores that were begun and have not ended: one that was decided first, then oldest first.
+
+        Nothing of one that has ended is needed any more, so nothing of it is read.
+        """
         prefix = self.storage.root + "/"
         found = []
         for stat in self.storage.list(topology_restores(self.name)):
             restore = restore_of(self.name, stat.name.removeprefix(prefix))
-            if restore is not None:
-                key = restore_file(self.name, restore, "order")
-                body = _find(self.storage, key)
-                if body is not None:
-                    found.append(RestoreOrder.from_json(body, key))
-        return sorted(found, key=lambda one: (one.created_at, one.restore))
+            if restore is None or self.is_released(restore):
+                continue
+            key = restore_file(self.name, restore, "order")
+            body = _find(self.storage, key)
+            if body is not None:
+                found.append(RestoreOrder.from_json(body, key))
+        return sorted(found, key=lambda one: (self.find_decision(one.restore) is None, one.created_at, one.restore))
 
     def find_unfinished(self) -> RestoreOrder | None:
         """Return the restore that was begun and has not ended."""
-        return next((order for order in self.load_restores() if not self.is_released(order.restore)), None)
+        return next(iter(self.load_unfinished()), None)
 
     # -- looking --------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from firnline.history.schemas import in_force, load_schema_history
 from firnline.history.state import OperatorSnapshot, check_state, snapshots_of
 from firnline.history.store import nothing_to_leave, on_record
 from firnline.run.commits import check_staged
-from firnline.run.edits import perform_edit
+from firnline.run.edits import claim_sinks, perform_edit, refuse_filling
 from firnline.run.joining import ahead_of, committed_columns, edit_checkpoint, plan_sink
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.base import GoesBack, Head, Sink, SinkReturn
@@ -219,6 +219,20 @@ class Rollback:
             )
         return plans[-1], receipt
 
+    def check(self, run: str, report: Callable[[str], None] = lambda _: None) -> None:
+        """Check all that stands against the rollback, under claims of every sink: what `perform` does before it
+        decides.
+
+        Raises:
+            FirnlineError: it is not possible. Nothing changed but the generation.
+        """
+        first = self._read_current()
+        first.plan.check()
+        claim_sinks(
+            self._pipeline, run, report, goes_on_from=first.target_ref, leave=self._leave, restore=self._restore
+        )
+        self._read_current().plan.check()
+
     def _ask_again(self, current: _Current) -> None:
         """Request a retry again for a file that was set aside at that time and retried since."""
         for path in current.retried:
@@ -290,6 +304,8 @@ class Rollback:
             else:
                 refusals += problems
         refusals = self._refuse_fixed(fixed, newest.epoch) + refusals
+        filling = refuse_filling(pipeline, committed)
+        refusals += [filling] if filling is not None else []
         kept = self._find_kept(newest.checkpoint)
         pending = newest.epoch - committed.epoch
         plan = RollbackPlan(

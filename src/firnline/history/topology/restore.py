@@ -30,12 +30,12 @@ from firnline.history.topology.snapshot import Snapshots, announce_channels, fin
 from firnline.names import JOURNAL
 from firnline.run.followers import join
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
-from firnline.run.topology import check_hold
+from firnline.run.topology import check_hold, has_ended
 from firnline.sinks.base import Sink
 from firnline.sinks.known import find_away
 from firnline.topology import decide
 from firnline.topology.decide import Decision, RestoreState, lower_cut, next_step
-from firnline.topology.records import Hold, RestoreOrder, delete_hold, find_holds, put_hold
+from firnline.topology.records import Hold, RestoreOrder, TopologyHome, delete_hold, find_holds, put_hold
 from firnline.types import Clock, Ids
 
 NAMED = 3  # examples in a message
@@ -158,6 +158,12 @@ def find_inconsistent(snapshots: Snapshots, order: RestoreOrder) -> list[str]:
     """Return, in words, what becomes inconsistent because some members stay as they are. Read-only."""
     found, comparison = [], Comparison(snapshots.topology, snapshots.opened)
     for channel in snapshots.topology.channels:
+        if channel.kind == "delta" and channel.sink in order.leave and channel.writer in order.epochs:
+            found.append(
+                f"{channel.reader} reads again what sink {channel.sink} of {channel.writer} keeps, and then gets it "
+                f"once more: {channel.writer} writes it again"
+            )
+            continue
         if (channel.writer in order.without) == (channel.reader in order.without):
             continue
         reader, writer = snapshots.opened[channel.reader], snapshots.opened[channel.writer]
@@ -229,33 +235,62 @@ def find_or_order(
 ) -> RestoreOrder:
     """Return the order of a restore to a target: the one that was begun, or a new one that is not written yet.
 
+    One that was begun and not decided has changed nothing: the same command goes on with it, and another one puts its
+    own order in its place. One that was decided is finished first, with the flags that it was begun with.
+
     Raises:
-        ConfigError: a restore to another target has begun and not ended; or `without` names nobody.
+        ConfigError: another restore was decided and has not ended; a member of it is gone; or `without` names nobody.
     """
+    unknown = sorted(set(without) - set(epochs))
+    if unknown or set(without) == set(epochs):
+        raise ConfigError(
+            f"--without {' '.join(unknown)}: no such member" if unknown else "--without names every member",
+            hint=f"The members are {', '.join(sorted(epochs))}.",
+        )
+    order = RestoreOrder(
+        restore=ids.new(),
+        target=target,
+        created_at=clock.now().isoformat(),
+        epochs={name: epoch for name, epoch in epochs.items() if name not in without},
+        leave=tuple(leave),
+        accept=tuple(accept),
+        without=tuple(sorted(without)),
+        command=command,
+    )
     begun = snapshots.home.find_unfinished()
     if begun is None:
-        unknown = sorted(set(without) - set(epochs))
-        if unknown or set(without) == set(epochs):
-            raise ConfigError(
-                f"--without {' '.join(unknown)}: no such member" if unknown else "--without names every member",
-                hint=f"The members are {', '.join(sorted(epochs))}.",
-            )
-        return RestoreOrder(
-            restore=ids.new(),
-            target=target,
-            created_at=clock.now().isoformat(),
-            epochs={name: epoch for name, epoch in epochs.items() if name not in without},
-            leave=tuple(leave),
-            accept=tuple(accept),
-            without=tuple(sorted(without)),
-            command=command,
-        )
-    if begun.target != target:
-        raise ConfigError(
-            f"restore {begun.restore} to {begun.target} has begun, and not ended",
-            hint=f"Finish it first: {begun.command or f'firnline topology restore {begun.target} --yes'}",
-        )
+        return order
+    if snapshots.home.find_decision(begun.restore) is None:
+        return begun if begun.wants() == order.wants() else order
+    if begun.wants() != replace(order, epochs=begun.epochs).wants():
+        raise _name_unfinished(begun)
+    check_members(snapshots, begun)
     return begun
+
+
+def find_decided(snapshots: Snapshots, target: str) -> RestoreOrder | None:
+    """Return the restore to a target that was decided and has not ended."""
+    begun = snapshots.home.find_unfinished()
+    if begun is None or begun.target != target or snapshots.home.find_decision(begun.restore) is None:
+        return None
+    return begun
+
+
+def check_members(snapshots: Snapshots, order: RestoreOrder) -> None:
+    """Raise ConfigError if the topology lacks a member of a restore."""
+    gone = sorted(order.epochs.keys() - snapshots.topology.members.keys())
+    if gone:
+        raise ConfigError(
+            f"restore {order.restore} takes {', '.join(gone)} back, which is no member of the topology now",
+            hint="Finish it with the topology file that it was begun with.",
+        )
+
+
+def _name_unfinished(begun: RestoreOrder) -> ConfigError:
+    return ConfigError(
+        f"restore {begun.restore} to {begun.target} has begun, and not ended",
+        hint=f"Finish it first: {begun.command or f'firnline topology restore {begun.target} --yes'}",
+    )
 
 
 # -- performing ---------------------------------------------------------------------------------------
@@ -271,6 +306,8 @@ def perform_restore(
             command goes on.
     """
     home = snapshots.home
+    check_members(snapshots, order)
+    _withdraw_others(home, order)
     with contextlib.suppress(FileExistsError):
         home.put_restore(order)
     announce_channels(snapshots.topology, snapshots.opened, home)  # before void offsets can be in a topic
@@ -281,8 +318,8 @@ def perform_restore(
     while (step := next_step(state)) is not None:
         match step:
             case decide.Hold(name):
-                foreign = performing.hold(name)
-                state = replace(state, held=state.held | {name}, foreign=name if foreign else "")
+                foreign, problem = performing.hold(name)
+                state = replace(state, held=state.held | {name}, foreign=name if foreign else "", problem=problem)
             case decide.Check():
                 state = replace(state, problem=performing.check())
             case decide.Decide(decision, words):
@@ -300,6 +337,19 @@ def perform_restore(
     return RestoreResult(order, state.decision, reason, performing.epochs)
 
 
+def _withdraw_others(home: TopologyHome, order: RestoreOrder) -> None:
+    """Withdraw restores that were begun and not decided: nothing has changed, and this one takes their place.
+
+    Raises:
+        ConfigError: one was decided.
+    """
+    for other in home.load_unfinished():
+        if other.restore != order.restore:
+            reason = f"restore {order.restore} to {order.target} took its place"
+            if home.decide_restore(other.restore, Decision.WITHDRAWN, reason) is Decision.GO:
+                raise _name_unfinished(other)
+
+
 class _Performing:
     def __init__(self, snapshots: Snapshots, order: RestoreOrder, run: str, say: Callable[[str], None]) -> None:
         self._snapshots = snapshots
@@ -311,17 +361,36 @@ class _Performing:
         self._say = say
         self.epochs: dict[str, int] = {}
 
-    def hold(self, name: str) -> bool:
-        """Hold a member and claim it. Returns whether another restore holds it."""
+    def hold(self, name: str) -> tuple[bool, str | None]:
+        """Hold a member and claim it. Returns whether another restore holds it, and why it cannot be claimed."""
+        try:
+            return self._hold(name), None
+        except FirnlineError as error:
+            return False, f"{name}: {error.message}"
+
+    def _hold(self, name: str) -> bool:
         pipeline = self._members[name]
-        wanted = Hold(self._order.restore, self._home.name, self._home.root, self._order.command)
-        put_hold(pipeline.storage, name, wanted)
+        self._put_hold(name)
         holds = find_holds(pipeline.storage, name, pipeline.options.home.storage_options)
         if decide.find_blocking((hold.restore for hold in holds), self._order.restore) is not None:
             return True
         pipeline.deciding.claim(self._run)
         self._say(f"{name} is held")
         return False
+
+    def _put_hold(self, name: str) -> None:
+        """Write the hold of a member, unless the restore has ended: this command may have stood still meanwhile.
+
+        Raises:
+            FencedError: another command has finished or withdrawn the restore.
+        """
+        storage = self._members[name].storage
+        if not self._home.is_released(self._order.restore):
+            put_hold(storage, name, Hold(self._order.restore, self._home.name, self._home.root, self._order.command))
+            if not self._home.is_released(self._order.restore):
+                return
+            delete_hold(storage, name, self._order.restore)
+        raise has_ended(self._order.restore)
 
     def check(self) -> str:
         """Check every member under its claim. Returns what stands against the restore."""
@@ -330,7 +399,7 @@ class _Performing:
         problems = []
         for name, pipeline in self._members.items():
             try:
-                _rollback(pipeline, self._order, name).plan().check()
+                _rollback(pipeline, self._order, name).check(self._run)
                 for sink in find_topics(self._topology, pipeline):
                     sink.end_unfinished()  # of a run that was killed: without that its head is unknown
                     sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
@@ -361,6 +430,7 @@ class _Performing:
     def jump(self, name: str) -> None:
         """Take a member to its epoch, in every sink; one that was taken there before only catches up."""
         pipeline = self._members[name]
+        self._put_hold(name)  # it may be damaged
         head = pipeline.deciding.load_committed()
         done = head.entry is not None and pipeline.ledger.load(head.entry).edit.get("restore") == self._order.restore
         if not done:
@@ -373,10 +443,12 @@ class _Performing:
     def _bring_in_sync(self, pipeline: OpenPipeline) -> None:
         """Apply the jump to every other table, and to the topics that members read: a kill or an outage may have come
         between."""
-        epoch = self.epochs[pipeline.options.name]
+        name = pipeline.options.name
+        epoch = self.epochs[name]
         followers = {sink.name for sink in (*find_parts_sinks(pipeline), *find_topics(self._topology, pipeline))}
+        left = set(self._order.leave) - {one.sink for one in self._topology.channels if one.writer == name}
         others = [*find_tables(pipeline)[1:], *(sink for sink in pipeline.sinks if sink.name in followers)]
-        behind = [sink for sink in others if not _holds(sink, epoch)]
+        behind = [sink for sink in others if sink.name not in left and not _holds(sink, epoch)]
         if not behind:
             return
         held = pipeline.deciding.claim(self._run)
@@ -384,7 +456,7 @@ class _Performing:
         away = find_away(held.checkpoint, pipeline.options.followers)
         for sink in behind:
             if sink.name not in away and join(pipeline, sink, self._run, held.generation, held) < epoch:
-                raise SinkError(f"{sink.name} does not hold epoch {epoch} of {pipeline.options.name!r} yet")
+                raise SinkError(f"{sink.name} does not hold epoch {epoch} of {name!r} yet")
 
     def clean_up(self) -> None:
         """Delete the holds, which count no longer. One that is left behind is ignored."""
