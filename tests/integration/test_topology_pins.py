@@ -417,6 +417,23 @@ def clean_up(root: Path) -> None:
     table.checkpoint()
 
 
+@SWEEPS
+def test_a_restore_needs_nothing_of_a_channel_beyond_the_cut(tmp_path: Path, sweep: Sweep) -> None:
+    """What the reader has read beyond the cut was compacted and swept since: it is undone, and not read again."""
+    lake = Lake(tmp_path)
+    order = lake.snapshots.order(TIMEOUT)
+    lake.complete(order)
+    for number in (4, 5):
+        lake.sample.add(f"f{number}.json", 3)
+        for one in lake.members:
+            run_to_end(one)
+    before = data_files(lake.table)
+    lake.compact()
+    sweep(lake.table)
+    assert before - data_files(lake.table), "files that the reader has read beyond the cut are gone"
+    lake.check_restore(order)
+
+
 def test_a_restore_is_withdrawn_if_a_range_of_a_channel_is_gone(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     a, b = lake.members

@@ -8,7 +8,7 @@ their sink keeps the rows of that epoch (`KnownSink.undone`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
@@ -138,6 +138,8 @@ class Rollback:
         leave: Sinks that keep their rows although they cannot go back, and get them again.
         restore: The restore of a topology that this rollback is a part of. Then the pipeline may be at that epoch
             already: its rows stay.
+        covered: Sources whose input that restore checks: what they have read beyond its cut is undone, too, and is not
+            needed again.
     """
 
     def __init__(
@@ -148,9 +150,11 @@ class Rollback:
         accept: Sequence[str] = (),
         leave: Sequence[str] = (),
         restore: str = "",
+        covered: Collection[str] = (),
     ) -> None:
         self._pipeline = pipeline
         self._to = to_epoch
+        self._covered = frozenset(covered)
         self._accept = frozenset(accept)
         self._leave = frozenset(leave)
         self._restore = restore
@@ -385,7 +389,8 @@ class Rollback:
     def _check_sources(
         self, now: dict[str, Json], then: dict[str, Json], inputs: Sequence[Records]
     ) -> list[RollbackRefusedError]:
-        lost = self._pipeline.sources.find_unavailable(now, inputs, then)
+        own = {name: position for name, position in now.items() if name not in self._covered}
+        lost = self._pipeline.sources.find_unavailable(own, inputs, then)
         if not lost:
             return []
         shown = ", ".join(lost[:NAMED]) + (" ..." if len(lost) > NAMED else "")

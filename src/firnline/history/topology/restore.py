@@ -25,7 +25,7 @@ from firnline.history.topology.channels import (
     find_position,
     find_topics,
 )
-from firnline.history.topology.graph import Channel
+from firnline.history.topology.graph import Channel, Topology
 from firnline.history.topology.snapshot import Snapshots, announce_channels, find_tables, start_from_copy
 from firnline.names import JOURNAL
 from firnline.run.followers import join
@@ -151,7 +151,8 @@ class _Past:
 
 def plan_restore(snapshots: Snapshots, order: RestoreOrder) -> dict[str, RollbackPlan]:
     """Return what a restore does to each member. Read-only. Obstacles are in the plans."""
-    return {name: _rollback(snapshots.opened[name], order, name).plan() for name in sorted(order.epochs)}
+    topology = snapshots.topology
+    return {name: _rollback(topology, snapshots.opened[name], order).plan() for name in sorted(order.epochs)}
 
 
 def find_inconsistent(snapshots: Snapshots, order: RestoreOrder) -> list[str]:
@@ -216,9 +217,16 @@ def _name_copy(snapshots: Snapshots, order: RestoreOrder) -> str:
     return f"A new topology can start from the copy of the snapshot: {start_from_copy(copy)}" if copy else ""
 
 
-def _rollback(pipeline: OpenPipeline, order: RestoreOrder, name: str) -> Rollback:
-    leave = [sink.name for sink in pipeline.sinks[1:] if sink.name in order.leave]
-    return Rollback(pipeline, order.epochs[name], accept=order.accept, leave=leave, restore=order.restore)
+def _rollback(topology: Topology, pipeline: OpenPipeline, order: RestoreOrder) -> Rollback:
+    name = pipeline.options.name
+    return Rollback(
+        pipeline,
+        order.epochs[name],
+        accept=order.accept,
+        leave=[sink.name for sink in pipeline.sinks[1:] if sink.name in order.leave],
+        restore=order.restore,
+        covered=[one.source for one in channels_among(topology, order.epochs) if one.reader == name],
+    )
 
 
 def find_or_order(
@@ -399,7 +407,7 @@ class _Performing:
         problems = []
         for name, pipeline in self._members.items():
             try:
-                _rollback(pipeline, self._order, name).check(self._run)
+                _rollback(self._topology, pipeline, self._order).check(self._run)
                 for sink in find_topics(self._topology, pipeline):
                     sink.end_unfinished()  # of a run that was killed: without that its head is unknown
                     sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
@@ -434,7 +442,7 @@ class _Performing:
         head = pipeline.deciding.load_committed()
         done = head.entry is not None and pipeline.ledger.load(head.entry).edit.get("restore") == self._order.restore
         if not done:
-            _, receipt = _rollback(pipeline, self._order, name).perform(self._run, self._say)
+            _, receipt = _rollback(self._topology, pipeline, self._order).perform(self._run, self._say)
             self.epochs[name] = receipt.epoch
         else:
             self.epochs[name] = head.epoch
