@@ -161,14 +161,25 @@ def test_members_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
     assert find_inconsistent(chain.snapshots, other) == ["b reads again what a has written since: a keeps it"]
 
 
-def test_a_hold_names_the_command_that_ends_it(tmp_path: Path) -> None:
+def test_a_hold_names_what_ends_it(tmp_path: Path) -> None:
     chain = Chain(tmp_path)
-    home = chain.snapshots.home
-    hold = Hold("0123456789abcdef", home.name, home.root, "firnline topology restore 4f2a --yes")
-    put_hold(open_pipeline(chain.members[0]).storage, "a", hold)
+    home, a = chain.snapshots.home, chain.members[0]
+    order = find_or_order(
+        chain.snapshots, chain.id, chain.epochs, SystemClock(), RandomIds(), command="firnline topology restore 4f2a"
+    )
+    home.put_restore(order)
+    put_hold(open_pipeline(a).storage, "a", Hold(order.restore, home.name, home.root, order.command))
     with pytest.raises(FencedError) as caught:
-        Rollback(open_pipeline(chain.members[0]), 1).perform("test")
-    assert caught.value.hint == "Let it finish: firnline topology restore 4f2a --yes"
+        Rollback(open_pipeline(a), 1).perform("test")
+    assert caught.value.hint == "Let it finish: firnline topology restore 4f2a"
+    (tmp_path / "home").rename(tmp_path / "lost")
+    with pytest.raises(FencedError) as caught:
+        Rollback(open_pipeline(a), 1).perform("test")
+    hold = next((tmp_path / "a").rglob(f"holds/{order.restore}.json"))
+    assert str(caught.value.hint).endswith(f"delete {hold}")
+    hold.unlink()
+    chain.sample.add("f2.json", 3)
+    chain.run()
 
 
 def test_a_restore_that_cannot_be_is_withdrawn_and_changes_no_row(tmp_path: Path) -> None:

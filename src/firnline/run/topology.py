@@ -40,7 +40,7 @@ def check_hold(pipeline: OpenPipeline, restore: str = "") -> None:
         hold = next(one for one in holds if one.restore == blocking)
         raise FencedError(
             f"restore {hold.restore} of topology {hold.topology!r} holds pipeline {options.name!r}",
-            hint=f"Let it finish: {hold.command or 'repeat the `firnline topology restore` command that began it'}",
+            hint=hold.find_way_out(pipeline.storage, options.home.storage_options),
             restore=hold.restore,
         )
     if restore and not holds:

@@ -603,6 +603,22 @@ class Hold:
     topology: str
     home: str
     command: str = ""  # that finishes the restore
+    key: str = ""  # where it was found
+
+    def find_way_out(self, storage: Storage, storage_options: Mapping[str, str]) -> str:
+        """Return, in words, how the hold ends."""
+        command = self.command or "repeat the `firnline topology restore` command that began it"
+        try:
+            home = TopologyHome(open_storage(self.home, dict(storage_options)), self.topology)
+            if home.has_restore(self.restore):
+                return f"Let it finish: {command}"
+        except (OSError, DamagedError):
+            pass
+        return (
+            f"Let it finish: {command}. Its order cannot be read in {self.home}: bring that folder back. If it is lost "
+            "for good, compare the epochs of the members (firnline topology show), and delete "
+            f"{storage.root}/{self.key}"
+        )
 
 
 def put_hold(storage: Storage, pipeline: str, hold: Hold) -> None:
@@ -628,7 +644,7 @@ def find_holds(storage: Storage, pipeline: str, storage_options: Mapping[str, st
             continue
         try:
             command = str(body.get("command", ""))
-            hold = Hold(str(body["restore"]), str(body["topology"]), str(body["home"]), command)
+            hold = Hold(str(body["restore"]), str(body["topology"]), str(body["home"]), command, key)
         except KeyError as error:
             raise DamagedError(f"{key} lacks {error}", what=key) from error
         if not _has_ended(hold, storage_options):
