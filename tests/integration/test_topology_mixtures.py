@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,23 @@ def test_a_restore_that_another_command_finished_undoes_nothing_more(tmp_path: P
     check_arrived(chain)
     for one in chain.members:
         assert not list((Path(one.sinks[0].location) / hold_key(one.name, "x")).parent.glob("*.json"))
+
+
+@pytest.mark.parametrize("point", ["topology.hold.after", "delta.claim.after", "topology.decide.before"])
+def test_a_restore_that_is_interrupted_before_the_decision_holds_nobody(tmp_path: Path, point: str) -> None:
+    chain = Chain(tmp_path)
+    chain.sample.add("f2.json", 3)
+    chain.run()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with standing_at(point, interrupt) as stood, pytest.raises(KeyboardInterrupt):
+        perform(chain.snapshots, order_of(chain.snapshots, chain.id))
+    assert stood
+    chain.sample.add("f3.json", 3)
+    chain.run()
+    check_arrived(chain)
 
 
 def test_a_restore_that_was_not_decided_gives_way_to_another_one(tmp_path: Path) -> None:
@@ -265,8 +283,8 @@ def test_what_stands_against_a_jump_withdraws_the_restore(
     chain.sample.add("f2.json", 3)
     chain.run()
     b = chain.members[1]
-    settings = {"beginning": {"start": "beginning"}, "copy": {"copy_from": "b"}, "now": {}}[way]
-    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), required=False, input="a", **settings)
+    ways: dict[str, dict[str, Any]] = {"beginning": {"start": "beginning"}, "copy": {"copy_from": "b"}, "now": {}}
+    copy = SqliteSinkOptions("copy", str(tmp_path / "copy.db"), required=False, input="a", **ways[way])
     chain.members[1] = replace(b, sinks=(*b.sinks, copy))
     broken = tmp_path / f"copy.db{DOWN}"
     broken.touch()

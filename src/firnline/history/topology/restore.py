@@ -307,10 +307,11 @@ def _name_unfinished(begun: RestoreOrder) -> ConfigError:
 def perform_restore(
     snapshots: Snapshots, order: RestoreOrder, run: str, clock: Clock, say: Callable[[str], None]
 ) -> RestoreResult:
-    """Restore every member, or none. Repeatable: it goes on where a killed one ended.
+    """Restore every member, or none. Repeatable: it goes on where a killed one ended. Interrupted before the decision,
+    it is withdrawn.
 
     Raises:
-        FirnlineError: a member cannot be reached or, after the decision, cannot go back. The holds stay; the same
+        FirnlineError: after the decision, a member cannot be reached or cannot go back. The holds stay; the same
             command goes on.
     """
     home = snapshots.home
@@ -318,6 +319,18 @@ def perform_restore(
     _withdraw_others(home, order)
     with contextlib.suppress(FileExistsError):
         home.put_restore(order)
+    try:
+        return _perform(snapshots, order, run, clock, say)
+    except BaseException:
+        with contextlib.suppress(FirnlineError, OSError):  # nothing is undecided behind somebody who gives up
+            home.decide_restore(order.restore, Decision.WITHDRAWN, "it was interrupted before the decision")
+        raise
+
+
+def _perform(
+    snapshots: Snapshots, order: RestoreOrder, run: str, clock: Clock, say: Callable[[str], None]
+) -> RestoreResult:
+    home = snapshots.home
     announce_channels(snapshots.topology, snapshots.opened, home)  # before void offsets can be in a topic
     performing = _Performing(snapshots, order, run, say)
     decided = home.find_decision(order.restore)
