@@ -14,6 +14,7 @@ import pytest
 from firnline import faults
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, FencedError, FirnlineError
+from firnline.history.edits.rollback import Rollback
 from firnline.history.topology.graph import make_topology
 from firnline.history.topology.restore import (
     RestoreResult,
@@ -23,11 +24,12 @@ from firnline.history.topology.restore import (
     find_snapshot_epochs,
     perform_restore,
 )
-from firnline.history.topology.savepoint import create_topology_savepoint, start_from_savepoint
+from firnline.history.topology.savepoint import copy_all, create_topology_savepoint, start_from_savepoint
 from firnline.history.topology.snapshot import Snapshots
 from firnline.history.topology.stopped import paused_run
 from firnline.names import hold_key
 from firnline.options import PipelineOptions
+from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome

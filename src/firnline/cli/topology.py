@@ -319,7 +319,7 @@ def snapshot(
 
 
 def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
-    from firnline.history.topology.savepoint import check_copied
+    from firnline.history.topology.savepoint import check_copied, copy_all
     from firnline.topology.decide import Outcome
 
     if spec.copies:
@@ -343,29 +343,17 @@ def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
             say(f"dropped {dropped}: keep {spec.keep}")
     for dropped, why in (snapshots.limit_hold(spec.max_hold) if spec.max_hold is not None else {}).items():
         say(f"alarm: dropped {dropped}: {why} (max_hold)")
-    if spec.copies:
-        _copy_all(snapshots)
+    failed = copy_all(snapshots, _storage_options(snapshots.topology), say) if spec.copies else []
     view = snapshots.view(order)
     if common.json:
         common.out.json(view.to_json())
     else:
         _show_snapshot(common.out, view)
     if outcome is Outcome.COMMIT:
-        return 0
+        return 1 if order.snapshot in failed else 0
     hint = "Take another one; firnline topology show shows how the members are."
     print_failure(FirnlineError(f"snapshot {order.snapshot} was aborted: {reason}", hint=hint), debug=False)
     return 1
-
-
-def _copy_all(snapshots: Snapshots) -> None:
-    """Copy the snapshots that have no copy: the newest, and those of commands that were killed."""
-    from firnline.history.topology.savepoint import create_topology_savepoint
-    from firnline.names import topology_copy
-
-    for one in snapshots.find_complete():
-        place = f"{snapshots.home.root}/{topology_copy(snapshots.home.name, one)}"
-        create_topology_savepoint(snapshots, one, place, storage_options=_storage_options(snapshots.topology))
-        say(f"the copy of {one} is {place}")
 
 
 def _start_stopped(snapshots: Snapshots, stack: contextlib.ExitStack) -> None:

@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.committer.validate import InvalidUnitError
-from firnline.errors import ConfigError, DamagedError, RollbackRefusedError
+from firnline.errors import ConfigError, DamagedError, FirnlineError, RollbackRefusedError
 from firnline.faults import fault_point
 from firnline.history.edits.restore import Restored, is_restored, restore_savepoint
 from firnline.history.edits.restore_plan import read_stats
@@ -53,6 +53,7 @@ from firnline.names import (
     saved_data_key,
     saved_ledger_key,
     saved_quarantine_key,
+    topology_copy,
 )
 from firnline.options import template_columns
 from firnline.process import this_process
@@ -163,6 +164,24 @@ def create_topology_savepoint(
     storage.put(TOPOLOGY_SAVEPOINT, saved.to_bytes())
     fault_point("topology.savepoint.after")
     return saved
+
+
+def copy_all(snapshots: Snapshots, storage_options: dict[str, str], say: Callable[[str], None]) -> list[str]:
+    """Copy the completed snapshots that have no copy into the home: the newest, and those of commands that were killed.
+
+    Returns those that cannot be copied. One that cannot stands in the way of no other.
+    """
+    failed = []
+    for one in reversed(snapshots.find_complete()):
+        place = f"{snapshots.home.root}/{topology_copy(snapshots.home.name, one)}"
+        try:
+            create_topology_savepoint(snapshots, one, place, storage_options=storage_options)
+        except FirnlineError as error:
+            failed.append(one)
+            say(f"alarm: {one} has no copy: {error.message}{f'. {error.hint}' if error.hint else ''}")
+        else:
+            say(f"the copy of {one} is {place}")
+    return failed
 
 
 def check_copied(topology: Topology) -> None:
