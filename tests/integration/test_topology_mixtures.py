@@ -395,6 +395,45 @@ def test_the_newest_snapshot_is_kept_although_the_clock_went_back(tmp_path: Path
         assert snapshots.list()[0].id == order.snapshot, "the newest comes first"
 
 
+# -- snapshots that are undone --------------------------------------------------------------------------
+
+
+def take(chain: Chain) -> str:
+    order = chain.snapshots.order(TIMEOUT)
+    chain.run()
+    assert settle(chain.snapshots, order) == (Outcome.COMMIT, "")
+    return order.snapshot
+
+
+def test_snapshots_that_a_restore_has_undone_do_not_count(tmp_path: Path) -> None:
+    chain, ids = Chain(tmp_path), []
+    for number in (2, 3):
+        chain.sample.add(f"f{number}.json", 3)
+        chain.run()
+        ids.append(take(chain))
+    assert perform(chain.snapshots, order_of(chain.snapshots, chain.id)).decision is Decision.GO
+    views = {view.id: view for view in chain.snapshots.list()}
+    assert [bool(views[one].restorable_until) for one in (chain.id, *ids)] == [True, False, False]
+    assert "has undone epoch" in views[ids[0]].reason
+    newest = take(chain)
+    assert chain.snapshots.keep(2) == ids
+    assert chain.snapshots.find_complete() == [chain.id, newest]
+    for one in (newest, chain.id):
+        assert perform(chain.snapshots, order_of(chain.snapshots, one)).decision is Decision.GO
+    chain.run()
+    check_arrived(chain)
+
+
+def test_a_snapshot_that_cannot_be_copied_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    said: list[str] = []
+    Rollback(open_pipeline(chain.members[0]), 1).perform("person")  # its record is undone
+    newest = take(chain)
+    assert copy_all(chain.snapshots, {}, said.append) == [chain.id]
+    assert chain.snapshots.find_copy(newest) is not None
+    assert said[1].startswith(f"alarm: {chain.id} has no copy: a has no epoch 2 any more")
+
+
 # -- savepoints -----------------------------------------------------------------------------------------
 
 

@@ -133,7 +133,7 @@ def test_a_run_and_an_edit_stop_at_a_hold(tmp_path: Path) -> None:
         Rollback(open_pipeline(a), 1).perform("test")
     result = restore(chain.snapshots, chain.id, chain.epochs)
     assert (result.decision, result.reason) == (Decision.WITHDRAWN, "another restore holds a")
-    home.release("0123456789abcdef", "now")
+    home.release("0123456789abcdef", "now", {})
     run_to_end(a)
 
 

@@ -285,6 +285,22 @@ class Listed:
     is_dropped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What a restore took back: of each member, the epochs between the one it went to and the one that it became."""
+
+    restore: str
+    back_to: dict[str, int]
+    became: dict[str, int]
+
+    def describe(self, records: Mapping[str, int]) -> str:
+        """Return, in words, which record of a snapshot was taken back; empty if none was."""
+        for name, became in self.became.items():
+            if self.back_to[name] < records.get(name, 0) < became:
+                return f"restore {self.restore} has undone epoch {records[name]} of {name}"
+        return ""
+
+
 class TopologyHome:
     """The records of one topology."""
 
@@ -376,11 +392,12 @@ class TopologyHome:
         except (KeyError, ValueError) as error:
             raise DamagedError(f"{key} lacks {error}", what=key) from error
 
-    def release(self, restore: str, at: str) -> None:
-        """Write the outcome of a restore: from here on no hold of it counts."""
+    def release(self, restore: str, at: str, epochs: Mapping[str, int]) -> None:
+        """Write the outcome of a restore, with the new epoch of each member: from here on no hold of it counts."""
         fault_point("topology.release.before")
         with contextlib.suppress(FileExistsError):
-            self.storage.put_new(restore_file(self.name, restore, "outcome"), canonical(seal({"at": at})))
+            body = canonical(seal({"at": at, "epochs": dict(epochs)}))
+            self.storage.put_new(restore_file(self.name, restore, "outcome"), body)
         fault_point("topology.release.after")
 
     def is_released(self, restore: str) -> bool:
@@ -410,6 +427,22 @@ class TopologyHome:
             if body is not None:
                 found.append(RestoreOrder.from_json(body, key))
         return sorted(found, key=lambda one: (self.find_decision(one.restore) is None, one.created_at, one.restore))
+
+    def load_undone(self) -> list[Undone]:
+        """Return what restores that have ended took back. What cannot be read says nothing."""
+        prefix, found = self.storage.root + "/", []
+        for stat in self.storage.list(topology_restores(self.name)):
+            restore = restore_of(self.name, stat.name.removeprefix(prefix))
+            if restore is None:
+                continue
+            with contextlib.suppress(DamagedError):
+                key = restore_file(self.name, restore, "order")
+                outcome = _find(self.storage, restore_file(self.name, restore, "outcome"))
+                body = _find(self.storage, key) if outcome is not None and outcome.get("epochs") else None
+                if body is not None and outcome is not None:
+                    new = {str(name): int(epoch) for name, epoch in outcome["epochs"].items()}
+                    found.append(Undone(restore, RestoreOrder.from_json(body, key).epochs, new))
+        return found
 
     def find_unfinished(self) -> RestoreOrder | None:
         """Return the restore that was begun and has not ended."""

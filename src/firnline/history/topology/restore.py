@@ -351,7 +351,7 @@ def _perform(
                 performing.jump(name)
                 state = replace(state, jumped=state.jumped | {name})
             case decide.Release():
-                home.release(order.restore, clock.now().isoformat())
+                home.release(order.restore, clock.now().isoformat(), performing.epochs)
                 state = replace(state, released=True)
     performing.clean_up()
     assert state.decision is not None

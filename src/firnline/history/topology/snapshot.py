@@ -64,6 +64,7 @@ from firnline.topology.records import (
     Order,
     SnapshotOutcome,
     TopologyHome,
+    Undone,
     ask,
     delete_pin,
     load_asked,
@@ -547,10 +548,18 @@ class Snapshots:
         return outcome is not None and outcome.status == "committed"
 
     def keep(self, count: int) -> list[str]:
-        """Drop all but the newest completed snapshots. Returns the dropped ones."""
-        for snapshot in (old := self.find_complete()[:-count]):
+        """Drop all but the newest completed snapshots. Returns the dropped ones.
+
+        One whose epochs a later restore has undone can only be brought back from a copy: without one it is dropped,
+        and does not count.
+        """
+        complete, edits = self.find_complete(), self.home.load_undone()
+        undone = [one for one in complete if edits and _find_undone(self.home.find_outcome(one), edits)]
+        useless = [one for one in undone if self.find_copy(one) is None]
+        old = [one for one in complete if one not in useless][:-count]
+        for snapshot in (dropped := [*useless, *old]):
             self.drop(snapshot)
-        return old
+        return dropped
 
     def limit_hold(self, most: timedelta | int) -> dict[str, str]:
         """Drop snapshots that hold files for too long, or too many of them, oldest first. Returns why, by id.
@@ -611,11 +620,16 @@ class Snapshots:
 
     def list(self, most: int = 0) -> list[SnapshotView]:
         """Return the snapshots, newest first; at most so many, 0 means all. Read-only."""
-        return [self.view(order) for order in reversed(self.home.load_orders(self.home.list_snapshots()[-most:]))]
+        orders, edits = self.home.load_orders(self.home.list_snapshots()[-most:]), self.home.load_undone()
+        return [self._view(order, edits) for order in reversed(orders)]
 
     def view(self, order: Order) -> SnapshotView:
         """Return one snapshot as it is now. Read-only."""
+        return self._view(order, self.home.load_undone())
+
+    def _view(self, order: Order, edits: Sequence[Undone]) -> SnapshotView:
         outcome = self.home.find_outcome(order.snapshot)
+        undone = _find_undone(outcome, edits)
         status = "IN_PROGRESS" if outcome is None else "COMPLETED" if outcome.status == "committed" else "FAILED"
         if status == "COMPLETED" and self.home.is_dropped(order.snapshot):
             status = "DROPPED"
@@ -652,9 +666,9 @@ class Snapshots:
             checkpointed_size_bytes=checkpointed,
             state_size_bytes=state,
             acknowledged=f"{len(acknowledged)}/{len(order.members)}",
-            restorable_until=outcome.restorable_until if outcome is not None else None,
+            restorable_until=outcome.restorable_until if outcome is not None and not undone else None,
             copy=self.find_copy(order.snapshot) if status == "COMPLETED" else None,
-            reason=outcome.reason if outcome is not None else "",
+            reason=undone or (outcome.reason if outcome is not None else ""),
             members=members,
         )
 
@@ -693,6 +707,12 @@ def _check_spared(sink: Sink, since: int) -> None:
             f"{sink.name}: files that the snapshot needs are being deleted by {sweep}",
             hint="Take the snapshot again when it has ended; one that died is finished by: firnline gc --yes",
         )
+
+
+def _find_undone(outcome: SnapshotOutcome | None, edits: Sequence[Undone]) -> str:
+    """Return, in words, which later restore has undone an epoch of a completed snapshot; empty if none has."""
+    records = outcome.records if outcome is not None else {}
+    return next((words for one in edits if (words := one.describe(records))), "")
 
 
 def find_tables(pipeline: OpenPipeline) -> list[Sink]:
