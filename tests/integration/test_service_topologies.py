@@ -164,7 +164,8 @@ def test_a_snapshot_that_is_aborted_is_a_job_that_failed(served: Served) -> None
     assert "was aborted: the time limit has passed, and these have no record: bronze, silver" in job["error"]["detail"]
 
 
-def test_the_service_takes_the_snapshots_of_an_interval(served: Served, folder: Path) -> None:
+@pytest.mark.parametrize("seconds", [0, 2**33], ids=["long ago", "the clock went back"])
+def test_the_service_takes_the_snapshots_of_an_interval(served: Served, folder: Path, seconds: int) -> None:
     file = folder / "pipelines" / "topology.yml"
     before = file.read_text()
     service = served.service
@@ -175,11 +176,13 @@ def test_the_service_takes_the_snapshots_of_an_interval(served: Served, folder: 
         os.utime(file, ns=(0, 0))  # whatever its time is, it is another one
         assert periodic.begin_due() == [], "the newest one is younger than an hour, whoever took it"
         for path in (folder / "pipelines").rglob("order.json"):
-            os.utime(path, (0, 0))
+            os.utime(path, (seconds, seconds))
         (job,) = periodic.begin_due()
         assert periodic.begin_due() == [], "it is being taken"
         assert wait_for(served, job.to_json())["status"] == "done"
         assert job.by == "every"
         assert periodic.begin_due() == []
     finally:
+        for path in (folder / "pipelines").rglob("order.json"):
+            os.utime(path)
         file.write_text(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -42,8 +42,11 @@ from tests.support.sqlite_sink import DOWN, SqliteSinkOptions, register_sqlite
 from tests.support.topologies import TIMEOUT, member, open_snapshots, reads, settle
 
 
-def order_of(snapshots: Snapshots, snapshot: str, **flags: list[str]) -> RestoreOrder:
-    return find_or_order(snapshots, *find_snapshot_epochs(snapshots, snapshot), SystemClock(), RandomIds(), **flags)
+def order_of(
+    snapshots: Snapshots, snapshot: str, *, leave: Sequence[str] = (), without: Sequence[str] = ()
+) -> RestoreOrder:
+    target, epochs = find_snapshot_epochs(snapshots, snapshot)
+    return find_or_order(snapshots, target, epochs, SystemClock(), RandomIds(), leave=leave, without=without)
 
 
 def perform(snapshots: Snapshots, order: RestoreOrder) -> RestoreResult:

@@ -15,13 +15,17 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.cli.main import run_command
-from firnline.cli.topology import _copy_all
 from firnline.clock import SystemClock
 from firnline.errors import ConfigError, DamagedError, RollbackRefusedError
 from firnline.history.topology import topic_files
 from firnline.history.topology.graph import Topology, make_topology
 from firnline.history.topology.restore import find_or_order, find_snapshot_epochs, perform_restore
-from firnline.history.topology.savepoint import SavedTopology, create_topology_savepoint, start_from_savepoint
+from firnline.history.topology.savepoint import (
+    SavedTopology,
+    copy_all,
+    create_topology_savepoint,
+    start_from_savepoint,
+)
 from firnline.history.topology.snapshot import Snapshots
 from firnline.history.topology.stopped import paused_run
 from firnline.history.topology.topic_fill import TopicFill
@@ -367,7 +371,7 @@ def test_records_that_compaction_may_have_taken_are_refused(
 def test_copies_in_the_home_have_the_ranges_too(tmp_path: Path, kafka: KafkaServer) -> None:
     chain = Chain(tmp_path / "old", kafka, partitions=2).fill()
     then, snapshot = chain.ids(), chain.take()
-    _copy_all(chain.snapshots)
+    assert copy_all(chain.snapshots, {}, print) == []
     (view,) = [one for one in chain.snapshots.list() if one.id == snapshot]
     assert view.copy is not None
     kafka.delete_topic(chain.topic)
