@@ -32,6 +32,7 @@ from firnline.run.followers import join
 from firnline.run.open_pipeline import OpenPipeline, open_pipeline
 from firnline.run.topology import check_hold, has_ended
 from firnline.sinks.base import Sink
+from firnline.sinks.kafka.sink import KafkaSink
 from firnline.sinks.known import find_away
 from firnline.topology import decide
 from firnline.topology.decide import Decision, RestoreState, lower_cut, next_step
@@ -424,6 +425,7 @@ class _Performing:
                 for sink in find_topics(self._topology, pipeline):
                     sink.end_unfinished()  # of a run that was killed: without that its head is unknown
                     sink.find_ends(self._order.epochs[name])  # it must be reached: it will name what is void
+                    _check_not_away(pipeline, sink, self._order.epochs[name])
             except FirnlineError as error:
                 problems.append(f"{name}: {error.message}")
         problems = problems or self._check_ranges()
@@ -484,6 +486,19 @@ class _Performing:
         for name, pipeline in self._members.items():
             with contextlib.suppress(OSError):
                 delete_hold(pipeline.storage, name, self._order.restore)
+
+
+def _check_not_away(pipeline: OpenPipeline, sink: KafkaSink, to_epoch: int) -> None:
+    """Raise RollbackRefusedError if a sink that is set aside would have to say that rows of it are void."""
+    checkpoint = pipeline.deciding.load_committed().checkpoint
+    away = find_away(checkpoint, pipeline.options.followers)
+    head = sink.read_head() if sink.name in away else None
+    if head is None or max(head.epoch, head.partial.epoch if head.partial is not None else 0) <= to_epoch:
+        return
+    raise RollbackRefusedError(
+        f"sink {sink.name!r} was set aside ({away[sink.name]}), and holds rows that would be undone, which members "
+        f"would read; take it back first: firnline sinks resume {sink.name} --accept-gap"
+    )
 
 
 def _holds(sink: Sink, epoch: int) -> bool:
