@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,11 +64,21 @@ def test_a_reader_that_is_behind_ends_its_slice_at_the_cut(tmp_path: Path, kafka
 class Chain:
     """files -> a -> topic -> b, with a completed snapshot after the first file."""
 
-    def __init__(self, folder: Path, kafka: KafkaServer, *, partitions: int = 2, lanes: int = 1, **config: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kafka: KafkaServer,
+        *,
+        partitions: int = 2,
+        config: Mapping[str, str] | None = None,
+        **sink: Any,
+    ) -> None:
         self.folder, self.kafka = folder, kafka
-        self.topic = kafka.new_topic(partitions, **config)
+        self.topic = kafka.new_topic(partitions, **(config or {}))
         self.sample = SampleInput(folder / "in")
-        self.members = [topic_writer(folder, kafka, self.topic, lanes=lanes), topic_reader(folder, kafka, self.topic)]
+        brokers = f"{kafka.bootstrap},127.0.0.1:{kafka.proxied}" if "brokers" in sink else ""
+        reader = topic_reader(folder, kafka, self.topic, brokers=brokers)
+        self.members = [topic_writer(folder, kafka, self.topic, **sink), reader]
         self.sample.add("f1.json", 5)
         self.run()
         self.snapshots = open_snapshots(folder, self.members)
@@ -205,7 +217,7 @@ def test_a_time_gives_the_newest_consistent_cut_over_a_topic(tmp_path: Path, kaf
 
 
 def test_retention_of_a_topic_limits_what_can_be_restored(tmp_path: Path, kafka: KafkaServer) -> None:
-    chain = Chain(tmp_path, kafka, retention_ms="3600000")
+    chain = Chain(tmp_path, kafka, config={"retention_ms": "3600000"})
     outcome = chain.snapshots.home.find_outcome(chain.id)
     assert outcome is not None
     assert outcome.restorable_until is not None

@@ -23,10 +23,10 @@ def topic_writer(folder: Path, server: KafkaServer, topic: str, **settings: Any)
 
 
 def topic_reader(
-    folder: Path, server: KafkaServer, *topics: str, name: str = "b", **settings: object
+    folder: Path, server: KafkaServer, *topics: str, name: str = "b", brokers: str = "", **settings: object
 ) -> PipelineOptions:
     """A pipeline that reads topics into a table of its name."""
-    source = KafkaSourceOptions("k", server.bootstrap, topics=topics, group="", poll_interval_secs=0.05)
+    source = KafkaSourceOptions("k", brokers or server.bootstrap, topics=topics, group="", poll_interval_secs=0.05)
     return pipeline_options(
         str(folder / "none"),
         str(folder / name),

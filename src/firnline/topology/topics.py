@@ -15,6 +15,7 @@ from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.errors import DamagedError
 from firnline.faults import fault_point
 from firnline.names import topic_channels, topic_channels_key
+from firnline.options import template_columns
 from firnline.storage import Storage
 from firnline.topology import decide
 from firnline.topology.records import Marker, held_records, markers_in
@@ -22,6 +23,16 @@ from firnline.types import Json
 
 Partition = tuple[str, int]  # topic and number
 Ranges = tuple[tuple[int, int], ...]  # of offsets, from the first up to, and without, the second; in order
+
+
+def may_write(topic: str, allowed: str, name: str) -> bool:
+    """Return whether a sink may write a topic of this name: it is the sink's, or its template renders such a name and
+    `topics_allowed` does not forbid it."""
+    if not template_columns(topic):
+        return name == topic
+    parts = re.split(r"\{[^{}]+\}", topic)
+    is_rendered = re.fullmatch(".+".join(map(re.escape, parts)), name) is not None
+    return is_rendered and (not allowed or re.fullmatch(allowed, name) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +43,16 @@ class TopicChannel:
     checkpoint_topic: str
     writer: str
     sink: str
+    allowed: str = ""  # a pattern for rendered names; empty: any
 
     def covers(self, topic: str) -> bool:
         """Return whether the sink may write a topic."""
-        parts = re.split(r"\{[^{}]*\}", self.topic)
-        return re.fullmatch(".+".join(map(re.escape, parts)), topic) is not None
+        return may_write(self.topic, self.allowed, topic)
 
     def to_json(self) -> dict[str, Json]:
         return {
             "topic": self.topic,
+            "allowed": self.allowed,
             "checkpoint_topic": self.checkpoint_topic,
             "writer": self.writer,
             "sink": self.sink,
@@ -50,7 +62,8 @@ class TopicChannel:
     def from_json(cls, value: Json, what: str) -> TopicChannel:
         """Parse the output of `to_json`. Raises DamagedError."""
         try:
-            return cls(*(str(value[name]) for name in ("topic", "checkpoint_topic", "writer", "sink")))
+            names = ("topic", "checkpoint_topic", "writer", "sink")
+            return cls(*(str(value[name]) for name in names), allowed=str(value.get("allowed", "")))
         except (KeyError, TypeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 
@@ -63,9 +76,17 @@ class Cut:
     epoch: int
     lanes: int  # over which the rows of the epoch were spread
     ends: Mapping[Partition, int]
+    ids: Mapping[str, str] = field(default_factory=dict)  # of the topics; one that is left out is not known
+
+    def ends_in(self, ids: Mapping[str, str]) -> dict[Partition, int]:
+        """Return the ends in the topics that exist now, by their ids. One that was created again is left out: what it
+        holds came after the epoch."""
+        return {one: end for one, end in self.ends.items() if is_same_topic(self.ids, ids, one[0])}
 
     def to_json(self) -> dict[str, Json]:
-        return {"marker": self.marker.to_json(), "epoch": self.epoch, "lanes": self.lanes, "ends": _nested(self.ends)}
+        ids = {"ids": dict(sorted(self.ids.items()))} if self.ids else {}
+        ends = _nested(self.ends)
+        return {"marker": self.marker.to_json(), "epoch": self.epoch, "lanes": self.lanes, "ends": ends, **ids}
 
     @classmethod
     def from_json(cls, value: Json, what: str) -> Cut:
@@ -74,6 +95,7 @@ class Cut:
             int(value["epoch"]),
             int(value["lanes"]),
             {one: int(end) for one, end in _flat(value["ends"]).items()},
+            _texts(value.get("ids", {})),
         )
 
 
@@ -83,36 +105,55 @@ class ChannelState:
 
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     void: Mapping[Partition, Ranges] = field(default_factory=dict)
+    void_ids: Mapping[str, str] = field(default_factory=dict)  # of the topics that `void` names
 
     def after_epoch(
-        self, remembered: Mapping[str, Json], epoch: int, lanes: int, ends: Mapping[Partition, int]
+        self,
+        remembered: Mapping[str, Json],
+        epoch: int,
+        lanes: int,
+        ends: Mapping[Partition, int],
+        ids: Mapping[str, str] | None = None,
     ) -> ChannelState:
         """Return the state once an epoch is written. `remembered` is what its checkpoint remembers of snapshots;
-        `ends` is where it ends, if it is a marker epoch."""
+        `ends` is where it ends, if it is a marker epoch, in the topics with these `ids`."""
         kept = held_records(remembered)
         cuts = {name: cut for name, cut in self.cuts.items() if name in kept}
-        cuts |= {marker.snapshot: Cut(marker, epoch, lanes, dict(ends)) for marker in markers_in(remembered, epoch)}
+        for marker in markers_in(remembered, epoch):
+            cuts[marker.snapshot] = Cut(marker, epoch, lanes, dict(ends), dict(ids or {}))
         return replace(self, cuts=cuts)
 
     def after_restore(
-        self, to_epoch: int, since: Mapping[Partition, int], ends: Mapping[Partition, int]
+        self,
+        to_epoch: int,
+        since: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+        ids: Mapping[str, str] | None = None,
     ) -> ChannelState:
         """Return the state after a restore to an epoch that ends at `since`: what lies behind that is void.
 
-        The cuts of undone epochs are gone with them.
+        The cuts of undone epochs are gone with them. So is what was void in a topic that was created again.
         """
         cuts = {name: cut for name, cut in self.cuts.items() if cut.epoch <= to_epoch}
-        void = dict(self.void)
+        void = self.void_in(ids or {})
         for partition, end in ends.items():
             start = since.get(partition, 0)
             if start < end:
                 void[partition] = decide.merge_ranges([*void.get(partition, ()), (start, end)])
-        return ChannelState(cuts, void)
+        known = {**self.void_ids, **(ids or {})}
+        return ChannelState(cuts, void, {topic: known[topic] for topic, _ in void if topic in known})
+
+    def void_in(self, ids: Mapping[str, str]) -> dict[Partition, Ranges]:
+        """Return what is void in the topics that exist now, by their ids: offsets say nothing of a topic that was
+        created again."""
+        return {one: ranges for one, ranges in self.void.items() if is_same_topic(self.void_ids, ids, one[0])}
 
     def to_json(self) -> dict[str, Json]:
+        ids = dict(sorted(self.void_ids.items()))
         return {
             "cuts": {name: cut.to_json() for name, cut in sorted(self.cuts.items())},
             "void": _nested({one: [list(pair) for pair in ranges] for one, ranges in self.void.items()}),
+            **({"void_ids": ids} if ids else {}),
         }
 
     @classmethod
@@ -122,6 +163,7 @@ class ChannelState:
             return cls(
                 {str(name): Cut.from_json(cut, what) for name, cut in value["cuts"].items()},
                 {one: tuple((int(s), int(e)) for s, e in pairs) for one, pairs in _flat(value["void"]).items()},
+                _texts(value.get("void_ids", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
@@ -144,15 +186,23 @@ def combine_lanes(lanes: Mapping[int, ChannelState]) -> ChannelState:
         if ends is not None:
             cuts[name] = replace(newest, ends=ends)
     void: dict[Partition, Ranges] = {}
-    for state in lanes.values():
-        for partition, ranges in state.void.items():
+    ids: dict[str, str] = {}
+    for _, state in sorted(lanes.items()):  # a restore writes to lane 0: it knows best which topic of a name is meant
+        ids = {**state.void_ids, **ids}
+        for partition, ranges in state.void_in(ids).items():
             void[partition] = decide.merge_ranges([*void.get(partition, ()), *ranges])
-    return ChannelState(cuts, void)
+    return ChannelState(cuts, void, ids)
 
 
-def find_ends(cuts: Iterable[Cut], epoch: int) -> Mapping[Partition, int] | None:
-    """Return where an epoch ends, if it is a marker epoch whose cut is known."""
-    return next((cut.ends for cut in cuts if cut.epoch == epoch), None)
+def is_same_topic(then: Mapping[str, str], now: Mapping[str, str], topic: str) -> bool:
+    """Return whether a topic is the one that it was: Kafka gives one that is created again another id. An id that is
+    not known is no difference."""
+    return not then.get(topic) or not now.get(topic) or then[topic] == now[topic]
+
+
+def find_ends(cuts: Iterable[Cut], epoch: int, ids: Mapping[str, str]) -> dict[Partition, int] | None:
+    """Return where an epoch ends in the topics that exist now, if it is a marker epoch whose cut is known."""
+    return next((cut.ends_in(ids) for cut in cuts if cut.epoch == epoch), None)
 
 
 def _nested(flat: Mapping[Partition, Json]) -> dict[str, dict[str, Json]]:
@@ -160,6 +210,10 @@ def _nested(flat: Mapping[Partition, Json]) -> dict[str, dict[str, Json]]:
     for (topic, number), value in sorted(flat.items()):
         found.setdefault(topic, {})[str(number)] = value
     return found
+
+
+def _texts(value: Mapping[str, Json]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()}
 
 
 def _flat(nested: Mapping[str, Mapping[str, Json]]) -> dict[Partition, Json]:

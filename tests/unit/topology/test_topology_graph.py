@@ -117,3 +117,53 @@ def test_topics_and_tables_of_templates() -> None:
 def test_two_pipelines_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="the name 'a'"):
         make_topology([pipeline("a", [], [writes("a")]), pipeline("a", [], [writes("b")])])
+
+
+def test_a_template_that_may_render_the_topic_of_another_writer_is_a_conflict() -> None:
+    plain = pipeline("plain", [], [KafkaSinkOptions("eu", "one:9092", "orders.eu")])
+    rendered = KafkaSinkOptions("all", "one:9092", "orders.{region}", topics_allowed=r"orders\.[a-z]+")
+    by_pattern = pipeline("reader", [KafkaSourceOptions("in", "one:9092", pattern=r"orders\..*")], [writes("t")])
+    found = make_topology([plain, pipeline("rendered", [], [rendered]), by_pattern])
+    assert found.channels == ()
+    assert list(map(str, found.conflicts)) == [
+        "orders.eu is written by 'plain' (sink 'eu') and 'rendered' (sink 'all')"
+    ]
+    other = KafkaSinkOptions("all", "one:9092", "orders.{region}", topics_allowed=r"orders\.(us|asia)")
+    found = make_topology([plain, pipeline("rendered", [], [other]), by_pattern])
+    assert found.conflicts == ()
+    assert {channel.place for channel in found.channels} == {"orders.eu", "orders.{region}"}
+
+
+def test_two_templates_for_the_same_names_are_a_conflict() -> None:
+    def writer(name: str, topic: str, allowed: str = r"o\..*") -> PipelineOptions:
+        return pipeline(name, [], [KafkaSinkOptions("k", "one:9092", topic, topics_allowed=allowed)])
+
+    reader = pipeline("reader", [KafkaSourceOptions("in", "one:9092", pattern=r"o\..*")], [writes("t")])
+    assert len(make_topology([writer("a", "o.{x}"), writer("b", "o.{y}"), reader]).conflicts) == 1
+    assert len(make_topology([writer("a", "o.{x}"), writer("b", "o.eu.{y}"), reader]).conflicts) == 1
+    assert make_topology([writer("a", "o.eu.{x}"), writer("b", "o.us.{y}"), reader]).conflicts == ()
+
+
+def test_a_topic_that_topics_allowed_forbids_is_no_channel() -> None:
+    sink = KafkaSinkOptions("all", "one:9092", "orders.{region}", topics_allowed=r"orders\.(eu|us)")
+    source = KafkaSourceOptions("in", "one:9092", topics=("orders.eu", "orders.legacy"))
+    found = make_topology([pipeline("writer", [], [sink]), pipeline("reader", [source], [writes("t")])])
+    assert [channel.place for channel in found.channels] == ["orders.eu"]
+
+
+def test_topics_of_one_name_in_two_clusters_are_two_channels() -> None:
+    found = make_topology(
+        [
+            pipeline(f"{role} {cluster}", sources, sinks)
+            for cluster in ("one", "two")
+            for role, sources, sinks in (
+                ("writer", [], [KafkaSinkOptions("k", f"{cluster}:9092", "events")]),
+                ("reader", [KafkaSourceOptions("in", f"{cluster}:9092", topics=("events",))], [writes(cluster)]),
+            )
+        ]
+    )
+    assert found.conflicts == ()
+    assert {(c.writer, c.reader) for c in found.channels} == {
+        ("writer one", "reader one"),
+        ("writer two", "reader two"),
+    }

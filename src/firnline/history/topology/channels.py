@@ -21,11 +21,11 @@ from firnline.sources.delta.position import DeltaPosition
 from firnline.sources.delta.table_log import TableLog
 from firnline.sources.delta.versions import Kind
 from firnline.sources.kafka.channels import find_first_record
-from firnline.sources.kafka.clients import EARLIEST, list_offsets, open_admin
+from firnline.sources.kafka.clients import EARLIEST, describe_topics, list_offsets, open_admin
 from firnline.sources.kafka.options import KafkaSourceOptions
 from firnline.sources.kafka.position import Position as KafkaPosition
 from firnline.storage import normalise
-from firnline.topology.topics import Partition, TopicChannel
+from firnline.topology.topics import Partition, TopicChannel, is_same_topic
 from firnline.types import Json
 
 
@@ -109,9 +109,13 @@ class TopicReader:
     def fits(self, position: Json, ends: Mapping[Partition, int]) -> bool:
         """Return whether a position has read no record that lies beyond the end of the writer's epoch.
 
-        An epoch ends before the end of its transaction, which a reader passes over: only records count.
+        An epoch ends before the end of its transaction, which a reader passes over: only records count. A position in a
+        topic that was deleted and created again fits nothing.
         """
-        for partition, state in KafkaPosition.from_json(position).partitions():
+        known = KafkaPosition.from_json(position)
+        if self._find_other_topics(known):
+            return False
+        for partition, state in known.partitions():
             if not self._channel.covers(partition.topic):
                 continue
             reached, end = max([state.next, *(one.end for one in state.ahead)]), ends.get(partition, 0)
@@ -121,7 +125,8 @@ class TopicReader:
 
     def find_missing(self, position: Json, ends: Mapping[Partition, int]) -> list[str]:
         """Return the offsets that a position has still to read, up to the end of the writer's epoch, and are gone."""
-        known, found = KafkaPosition.from_json(position), []
+        known = KafkaPosition.from_json(position)
+        found = [f"{topic}, which was deleted and created again" for topic in self._find_other_topics(known)]
         wanted = [one for one, _ in known.partitions() if one in ends and self._channel.covers(one.topic)]
         starts = list_offsets(open_admin(self._client), wanted, EARLIEST, self._options.brokers)
         for one, state in known.partitions():
@@ -129,6 +134,13 @@ class TopicReader:
                 lost = min(starts.get(one, ends[one]), ends[one])  # a partition that is gone has nothing
                 found += [f"{one} offsets {state.next} to {lost - 1}"] if state.next < lost else []
         return found
+
+    def _find_other_topics(self, position: KafkaPosition) -> list[str]:
+        """Return the topics of the channel that are no longer the ones that a position has read."""
+        names = [name for name in position.topics if self._channel.covers(name)]
+        now = describe_topics(open_admin(self._client), names, self._options.brokers)
+        then = {name: position.topics[name].id for name in names}
+        return [name for name in names if not is_same_topic(then, {one: now[one].id for one in now}, name)]
 
 
 class Comparison:
@@ -243,7 +255,7 @@ def as_topic_channel(topology: Topology, channel: Channel) -> TopicChannel:
     sink = next(one for one in topology.members[channel.writer].sinks if one.name == channel.sink)
     assert isinstance(sink, KafkaSinkOptions)
     checkpoints = kafka_checkpoint_topic(channel.writer, sink.head_name)
-    return TopicChannel(sink.topic, checkpoints, channel.writer, channel.sink)
+    return TopicChannel(sink.topic, checkpoints, channel.writer, channel.sink, sink.topics_allowed)
 
 
 def topics_read_by(topology: Topology, reader: str) -> dict[str, list[TopicChannel]]:

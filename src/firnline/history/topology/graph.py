@@ -18,6 +18,7 @@ from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.kafka.options import KafkaSourceOptions
 from firnline.storage import normalise
+from firnline.topology.topics import may_write
 
 Kind = Literal["delta", "kafka"]
 
@@ -90,9 +91,8 @@ def make_topology(pipelines: Iterable[PipelineOptions]) -> Topology:
         members[options.name] = options
     members = dict(sorted(members.items()))
     found = sorted(channel for reader in members.values() for channel in _channels_to(reader, members.values()))
-    conflicts = _find_conflicts(found)
-    disputed = {conflict.place for conflict in conflicts}
-    channels = tuple(channel for channel in found if channel.place not in disputed)
+    conflicts, disputed = _find_conflicts(found, members)
+    channels = tuple(channel for channel in found if channel not in disputed)
     return Topology(members, channels, conflicts, find_cycles(list(members), channels))
 
 
@@ -127,7 +127,7 @@ def _common_topics(source: KafkaSourceOptions, sink: KafkaSinkOptions) -> list[s
         return [sink.topic] if source.covers(sink.topic) else []
     if source.pattern:
         return [sink.topic]
-    return [topic for topic in source.topics if _fits(sink.topic, topic)]
+    return [topic for topic in source.topics if may_write(sink.topic, sink.topics_allowed, topic)]
 
 
 def _fits(template: str, name: str) -> bool:
@@ -136,11 +136,55 @@ def _fits(template: str, name: str) -> bool:
     return len(parts) > 1 and re.fullmatch("[^/]+".join(map(re.escape, parts)), name) is not None
 
 
-def _find_conflicts(channels: Iterable[Channel]) -> tuple[Conflict, ...]:
-    writers: dict[str, set[tuple[str, str]]] = {}
+def _find_conflicts(
+    channels: Sequence[Channel], members: Mapping[str, PipelineOptions]
+) -> tuple[tuple[Conflict, ...], set[Channel]]:
+    """Return what several sinks write for one source, and the channels that it concerns. Topics of one name in two
+    clusters are two topics: each source reads one of them."""
+    found: set[Conflict] = set()
+    disputed: set[Channel] = set()
     for channel in channels:
-        writers.setdefault(channel.place, set()).add((channel.writer, channel.sink))
-    return tuple(Conflict(place, tuple(sorted(by))) for place, by in sorted(writers.items()) if len(by) > 1)
+        same = [
+            one
+            for one in channels
+            if (one.reader, one.source) == (channel.reader, channel.source) and _may_meet(one, channel, members)
+        ]
+        writers = {(one.writer, one.sink) for one in same}
+        if len(writers) > 1:
+            place = min(same, key=lambda one: (bool(template_columns(one.place)), one.place)).place
+            found.add(Conflict(place, tuple(sorted(writers))))
+            disputed.update(same)
+    return tuple(sorted(found, key=lambda one: (one.place, one.writers))), disputed
+
+
+def _may_meet(one: Channel, other: Channel, members: Mapping[str, PipelineOptions]) -> bool:
+    """Return whether two channels can be the same table or topic. Whether two patterns of names have one in common
+    cannot be told; templates with the same pattern have."""
+    if one.place == other.place:
+        return True
+    if one.kind == "delta" or other.kind == "delta":
+        return False
+    first, second = _topic_sink(one, members), _topic_sink(other, members)
+    if template_columns(one.place) and template_columns(other.place):
+        ends = zip(_literal_ends(one.place), _literal_ends(other.place), strict=True)
+        return first.topics_allowed == second.topics_allowed and all(
+            (a.startswith(b) or b.startswith(a)) if at == 0 else (a.endswith(b) or b.endswith(a))
+            for at, (a, b) in enumerate(ends)
+        )
+    if template_columns(one.place):
+        return may_write(first.topic, first.topics_allowed, other.place)
+    return template_columns(other.place) != [] and may_write(second.topic, second.topics_allowed, one.place)
+
+
+def _topic_sink(channel: Channel, members: Mapping[str, PipelineOptions]) -> KafkaSinkOptions:
+    sink = next(one for one in members[channel.writer].sinks if one.name == channel.sink)
+    assert isinstance(sink, KafkaSinkOptions)
+    return sink
+
+
+def _literal_ends(template: str) -> tuple[str, str]:
+    """Return what every name begins with that a template renders, and what it ends with."""
+    return template[: template.index("{")], template[template.rindex("}") + 1 :]
 
 
 def find_cycles(names: Sequence[str], channels: Iterable[Channel]) -> tuple[tuple[str, ...], ...]:

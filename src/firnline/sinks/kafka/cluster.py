@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -20,12 +19,12 @@ from firnline.options import template_columns
 from firnline.schema_registry import RegistryError, SchemaRegistry, open_registry
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.record import LaneRecord
-from firnline.topology.topics import Partition
+from firnline.topology.topics import Partition, may_write
 from firnline.types import Json
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, TopicDescription
 
 CALL_SECONDS = 30.0  # for one answer of the cluster
 SETTLE_SECONDS = 10.0  # for a transaction on the checkpoint topic to end, once its producer is fenced
@@ -134,13 +133,22 @@ class Cluster:
 
     @cached_property
     def _reader(self) -> Consumer:
+        """Reads what is committed."""
+        return self._open_consumer("read_committed")
+
+    @cached_property
+    def _prober(self) -> Consumer:
+        """Reads everything: an open transaction of somebody else hides nothing from it."""
+        return self._open_consumer("read_uncommitted")
+
+    def _open_consumer(self, isolation: str) -> Consumer:
         from confluent_kafka import Consumer
 
         return Consumer(
             {
                 **self.connection.settings,
                 "group.id": f"{self.connection.checkpoint_topic}.reader",
-                "isolation.level": "read_committed",
+                "isolation.level": isolation,
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
@@ -152,9 +160,9 @@ class Cluster:
 
     def close(self) -> None:
         """Close the clients."""
-        if "_reader" in self.__dict__:
-            self._reader.close()
-            del self.__dict__["_reader"]
+        for name in ("_reader", "_prober"):
+            if (consumer := self.__dict__.pop(name, None)) is not None:
+                consumer.close()
         self.__dict__.pop("admin", None)
 
     def check_answers(self) -> None:
@@ -178,15 +186,25 @@ class Cluster:
 
         Never by `list_topics(topic)`: a broker that creates topics by itself would create it, with other settings.
         """
+        found = self._describe(topic)
+        return len(found.partitions) if found is not None else 0
+
+    def find_topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of those topics that exist. One that is deleted and created again has another id."""
+        found = {topic: self._describe(topic) for topic in topics}
+        return {topic: str(one.topic_id) for topic, one in found.items() if one is not None}
+
+    def _describe(self, topic: str) -> TopicDescription | None:
         from confluent_kafka import KafkaException, TopicCollection
 
         try:
             asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=CALL_SECONDS)
-            return len(asked[topic].result(CALL_SECONDS).partitions)
+            found: TopicDescription = asked[topic].result(CALL_SECONDS)
         except KafkaException as error:
             if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
-                return 0
+                return None
             raise self.connection.error(f"the look-up of topic {topic!r}", error) from error
+        return found
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics that this user may see."""
@@ -398,6 +416,8 @@ class Cluster:
         """Return, for each partition, the first offset of a later epoch than this; the end, if it has none.
 
         The numbers of epochs only grow along a partition, so a few records tell. Those of others are passed over.
+        Transactions count that are open or aborted, too: an epoch begins to be written when every row of the one before
+        is there.
         """
         found = {}
         for (topic, number), end in self.find_ends(topics).items():
@@ -419,9 +439,9 @@ class Cluster:
 
         deadline = monotonic() + CALL_SECONDS
         try:
-            self._reader.assign([TopicPartition(topic, number, start)])
+            self._prober.assign([TopicPartition(topic, number, start)])
             while True:
-                message = self._reader.poll(1.0)
+                message = self._prober.poll(1.0)
                 if monotonic() > deadline:
                     raise SinkError(f"sink {self.connection.sink!r}: {topic!r} could not be read")
                 if message is None:
@@ -438,7 +458,7 @@ class Cluster:
         except KafkaException as error:
             raise self.connection.error(f"the read of topic {topic!r}", error) from error
         finally:
-            self._reader.unassign()
+            self._prober.unassign()
 
     def _epoch_of(self, message: Message) -> int | None:
         """Return the epoch of a record of this pipeline, or of its control record; None if it is another's."""
@@ -455,8 +475,7 @@ class Cluster:
         """Return the topics of a sink: of a template, those that exist and that it could name."""
         if not template_columns(topic):
             return [topic]
-        pattern = re.compile(".+".join(re.escape(text) for text in re.split(r"\{[^{}]+\}", topic)))
-        return [name for name in self.list_topics() if pattern.fullmatch(name) and re.fullmatch(allowed, name)]
+        return [name for name in self.list_topics() if may_write(topic, allowed, name)]
 
     def _ends(self, partitions: Collection[int], *, committed: bool) -> dict[int, int]:
         """Return the end of each partition: of what is decided, or of all that was written."""

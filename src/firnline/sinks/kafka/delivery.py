@@ -143,11 +143,13 @@ def _final_record(held: LaneRecord, cluster: Cluster, epoch: LaneEpoch, transact
     head, lanes = epoch.head, int(epoch.shape["lanes"])
     remembered = head.checkpoint.topology if head.checkpoint is not None else {}
     ends: dict[Partition, int] = {}
+    ids: dict[str, str] = {}
     if has_marker(remembered, head.epoch):
         transaction.flush()
         topics = cluster.find_topics(str(epoch.shape["topic"]), str(epoch.shape["topics_allowed"]))
+        ids = cluster.find_topic_ids(topics)
         ends = cluster.find_ends(topics)
-    return LaneRecord(lanes, head, held.channel.after_epoch(remembered, head.epoch, lanes, ends))
+    return LaneRecord(lanes, head, held.channel.after_epoch(remembered, head.epoch, lanes, ends, ids))
 
 
 class _RowWriter:

@@ -223,7 +223,8 @@ class KafkaSink(Follower):
                 channel = self._main.record.channel if self._main.record is not None else ChannelState()
                 if restored is not None:
                     transaction.flush()
-                    channel = channel.after_restore(*restored, self._cluster.find_ends(topics))
+                    ids = self._cluster.find_topic_ids(topics)
+                    channel = channel.after_restore(*restored, self._cluster.find_ends(topics), ids)
                 # One lane is enough: the others are brought here before the next epoch that has rows in them.
                 transaction.commit(LaneRecord(1, new, channel))
         except LostProducerError as error:
@@ -281,8 +282,9 @@ class KafkaSink(Follower):
 
         Of a marker epoch the checkpoint topic names it. Of another one the rows do: each names its epoch.
         """
-        known = find_ends(self.read_channel().cuts.values(), epoch)
-        return known if known is not None else self._cluster.find_epoch_ends(self._find_topics(), epoch)
+        topics = self._find_topics()
+        known = find_ends(self.read_channel().cuts.values(), epoch, self._cluster.find_topic_ids(topics))
+        return known if known is not None else self._cluster.find_epoch_ends(topics, epoch)
 
     def _find_topics(self) -> list[str]:
         """Return the topics that this sink writes."""

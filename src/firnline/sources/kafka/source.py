@@ -245,15 +245,16 @@ class KafkaSource(Source):
         for channel in limits.channels(self.name):
             state = read_channel(self._client, channel, self._options.brokers)
             inside = {one for one in bounds if channel.covers(one.topic)}
+            void_now = state.void_in(view.ids)
             for one in inside:
                 stable = view.bounds[one].end  # the end of the restore's own transaction may not be there yet
-                ranges = [Range(start, min(end, stable)) for start, end in state.void.get(one, ()) if start < stable]
+                ranges = [Range(start, min(end, stable)) for start, end in void_now.get(one, ()) if start < stable]
                 here = known.of(one)
                 if here is not None and (covered := here.cover(ranges)) != here:
                     known = known.set(one, view.ids[one.topic], covered)
                     void[str(one)] = [[start, end] for start, end, _ in ranges]
             barriers = [
-                (cut.marker, inside, {PartitionId(*one): end for one, end in cut.ends.items()})
+                (cut.marker, inside, {PartitionId(*one): end for one, end in cut.ends_in(view.ids).items()})
                 for cut in state.cuts.values()
                 if limits.stops_at(cut.marker)
             ]
