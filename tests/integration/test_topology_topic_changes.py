@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,20 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from firnline.clock import SystemClock
+from firnline.errors import DamagedError, SinkWentBackError
 from firnline.history.edits.sinks import SinkEdit
-from firnline.history.topology.restore import find_epochs_at
+from firnline.history.topology.restore import find_epochs_at, find_or_order, find_snapshot_epochs, perform_restore
 from firnline.history.topology.snapshot import announce_channels
+from firnline.names import kafka_checkpoint_topic, topic_channels
 from firnline.options import OutboxOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.known import find_away
 from firnline.topology.decide import Decision, Outcome
+from firnline.types import RandomIds
 from tests.integration.test_topology_topics import Chain
 from tests.support.kafka import CALL_SECONDS, KafkaServer, proxy_before
 from tests.support.kafka_sinks import QUICK
-from tests.support.pipelines import checkpoint_of, run_to_end
+from tests.support.pipelines import checkpoint_of, run_once, run_to_end
 from tests.support.processes import wait_until
-from tests.support.samples import table_ids
-from tests.support.topic_chains import run_members, topic_reader
+from tests.support.samples import SampleInput, table_ids
+from tests.support.topic_chains import run_members, topic_reader, topic_writer
 from tests.support.topologies import TIMEOUT, open_snapshots, running, settle
 
 
@@ -144,3 +149,92 @@ def test_a_restore_is_withdrawn_if_a_sink_that_is_set_aside_holds_undone_rows(
         assert chain.ids() == [chain.then] * 2
         run_members(kafka, a, b)
         assert chain.ids() == [chain.sample.ids] * 2
+
+
+def test_a_lost_checkpoint_topic_stops_readers_and_the_writer(tmp_path: Path, kafka: KafkaServer) -> None:
+    """It alone says what is void: a reader would read undone rows, and the writer would deliver everything again."""
+    chain = Chain(tmp_path, kafka)
+    a, b = chain.members
+    chain.sample.add("f2.json", 5)
+    chain.run()
+    assert chain.restore(chain.id).decision is Decision.GO
+    there = chain.outside()
+    checkpoints = kafka_checkpoint_topic("a", chain.sink)
+    kafka.delete_topic(checkpoints)
+    failed = run_once(b).result.error
+    assert failed is not None
+    assert "no longer exists" in failed.message
+    assert chain.ids()[1] == chain.then
+    refused = run_once(a).result.error
+    assert isinstance(refused, SinkWentBackError)
+    assert refused.hint is not None
+    assert f"firnline sinks resume {chain.sink} --accept-gap" in refused.hint
+    assert chain.outside() == there
+    SinkEdit(open_pipeline(a), "resume", chain.sink).perform("person")
+    chain.run(a)
+    failed = run_once(b).result.error
+    assert failed is not None
+    assert "was deleted and created again" in failed.message, "the new one knows nothing of what is void"
+    assert chain.ids()[1] == chain.then
+
+
+def test_topics_that_a_template_may_not_name_are_no_part_of_a_snapshot(tmp_path: Path, kafka: KafkaServer) -> None:
+    base = kafka.new_topic()
+    other = f"{base}.legacy"
+    kafka.create_topic(other)
+    kafka.produce(other, ['{"id": 1001, "month": "x"}'])
+    sample = SampleInput(tmp_path / "in")
+    allowed = rf"{re.escape(base)}\.[a-z]*[0-9-]+"
+    a = topic_writer(tmp_path, kafka, base, topics_allowed=allowed, partitions=1)
+    to_topics = replace(a.sinks[1], topic=f"{base}.{{month}}")  # type: ignore[call-arg]
+    a = replace(a, sinks=(a.sinks[0], to_topics))
+    b = topic_reader(tmp_path, kafka, base)
+    by_pattern = replace(b.sources[0], topics=(), pattern=rf"{re.escape(base)}\..*")  # type: ignore[call-arg]
+    b = replace(b, sources=(by_pattern,))
+
+    def run_all() -> None:
+        run_to_end(a)
+        for topic in kafka.admin.list_topics(timeout=CALL_SECONDS).topics:
+            if topic.startswith(f"{base}."):
+                kafka.await_markers(topic)
+        run_to_end(b)
+
+    sample.add("f1.json", 5)
+    run_all()
+    snapshots = open_snapshots(tmp_path, [a, b])
+    order = snapshots.order(TIMEOUT)
+    run_all()
+    assert settle(snapshots, order) == (Outcome.COMMIT, "")
+    then = table_ids(b.sinks[0].location)
+    assert then == sample.ids + Counter([1001])
+    kafka.produce(other, ['{"id": 1002, "month": "x"}'])
+    sample.add("f2.json", 5)
+    run_all()
+    ordered = find_or_order(
+        snapshots, *find_snapshot_epochs(snapshots, order.snapshot), SystemClock(), RandomIds(), leave=[to_topics.name]
+    )
+    result = perform_restore(snapshots, ordered, RandomIds().new(), SystemClock(), print)
+    assert result.decision is Decision.GO
+    assert table_ids(b.sinks[0].location) == then
+    run_all()
+    assert table_ids(b.sinks[0].location) == sample.ids + Counter([1001, 1002])
+
+
+def test_a_damaged_list_of_channels_is_named_and_the_next_order_writes_it_again(
+    tmp_path: Path, kafka: KafkaServer
+) -> None:
+    chain = Chain(tmp_path, kafka)
+    a, b = chain.members
+    storage = open_pipeline(b).storage
+    (name,) = (stat.name.rsplit("/", 1)[-1] for stat in storage.list(topic_channels("b")))
+    key = f"{topic_channels('b')}/{name}"
+    storage.put(key, storage.get(key)[:-5])
+    chain.sample.add("f2.json", 5)
+    chain.run(a)
+    failed = run_once(b).result.error
+    assert isinstance(failed, DamagedError)
+    assert failed.hint is not None
+    assert key in failed.hint
+    assert chain.ids()[1] == chain.then, "it reads nothing: what is void, and where cuts are, is unknown"
+    chain.take()
+    assert chain.ids() == [chain.sample.ids] * 2

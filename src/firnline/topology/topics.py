@@ -7,6 +7,7 @@ which are void: members skip them. The record of every later epoch carries both 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ class TopicChannel:
     writer: str
     sink: str
     allowed: str = ""  # a pattern for rendered names; empty: any
+    checkpoint_id: str = ""  # of the checkpoint topic when a command first saw it; empty: it was not there yet
 
     def covers(self, topic: str) -> bool:
         """Return whether the sink may write a topic."""
@@ -54,6 +56,7 @@ class TopicChannel:
             "topic": self.topic,
             "allowed": self.allowed,
             "checkpoint_topic": self.checkpoint_topic,
+            "checkpoint_id": self.checkpoint_id,
             "writer": self.writer,
             "sink": self.sink,
         }
@@ -63,7 +66,8 @@ class TopicChannel:
         """Parse the output of `to_json`. Raises DamagedError."""
         try:
             names = ("topic", "checkpoint_topic", "writer", "sink")
-            return cls(*(str(value[name]) for name in names), allowed=str(value.get("allowed", "")))
+            more = {name: str(value.get(name, "")) for name in ("allowed", "checkpoint_id")}
+            return cls(*(str(value[name]) for name in names), **more)
         except (KeyError, TypeError) as error:
             raise DamagedError(f"{what} lacks {error}", what=what) from error
 
@@ -229,16 +233,28 @@ def put_channels(
     """Tell a member which topics that it reads are channels, by source: before any marker can be in them.
 
     A run reads this after it has asked for the ends of its topics: what it finds missing then is not below these ends.
+
+    The id of a checkpoint topic stays as it was first seen: one that was created again knows nothing of what is void.
     """
     key = topic_channels_key(pipeline, topology, home)
-    sources = {source: [one.to_json() for one in of] for source, of in sorted(channels.items())}
-    body = canonical(seal({"topology": topology, "home": home, "sources": sources}))
     try:
-        if storage.get(key) == body:
-            return
+        written: bytes | None = storage.get(key)
     except FileNotFoundError:
-        if not channels:
-            return
+        written = None
+    if written is None and not channels:
+        return
+    seen: dict[str, str] = {}
+    with contextlib.suppress(DamagedError):  # it is written anew
+        seen = {one.checkpoint_topic: one.checkpoint_id for one in _parse_channels(written, key)} if written else {}
+    sources = {
+        source: [
+            replace(one, checkpoint_id=seen.get(one.checkpoint_topic) or one.checkpoint_id).to_json() for one in of
+        ]
+        for source, of in sorted(channels.items())
+    }
+    body = canonical(seal({"topology": topology, "home": home, "sources": sources}))
+    if body == written:
+        return
     fault_point("topology.channels.before")
     storage.put(key, body)
     fault_point("topology.channels.after")
@@ -257,10 +273,28 @@ def load_channels(storage: Storage, pipeline: str, source: str) -> list[TopicCha
             continue
         key = f"{topic_channels(pipeline)}/{name}"
         try:
-            body = unseal(parse(storage.get(key), key), key)
+            channels = _parse_channels(storage.get(key), key, source)
         except FileNotFoundError:
             continue
-        for value in body["sources"].get(source, ()):
-            channel = TopicChannel.from_json(value, key)
-            found[channel.checkpoint_topic] = channel
+        except DamagedError as error:
+            error.hint = (
+                f"It says which topics other members write. Write it again: firnline topology snapshot. Or delete "
+                f"{storage.root}/{key}, if the pipeline is no longer a member of a topology."
+            )
+            raise
+        for one in channels:
+            known = found.get(one.checkpoint_topic)
+            found[one.checkpoint_topic] = (
+                replace(one, checkpoint_id=known.checkpoint_id) if known is not None and (known.checkpoint_id) else one
+            )
     return list(found.values())
+
+
+def _parse_channels(value: bytes, key: str, source: str | None = None) -> list[TopicChannel]:
+    """Return the channels in a file: of one source, or of all. Raises DamagedError."""
+    body = unseal(parse(value, key), key)
+    try:
+        found = [one for name, of in body["sources"].items() if source in (None, name) for one in of]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{key} lacks {error}", what=key) from error
+    return [TopicChannel.from_json(one, key) for one in found]

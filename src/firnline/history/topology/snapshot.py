@@ -35,6 +35,7 @@ from firnline.history.topology.channels import (
     check_channels,
     find_parts_sinks,
     find_position,
+    find_topic_sink,
     find_topics,
     reached_version,
     topics_read_by,
@@ -71,7 +72,7 @@ from firnline.topology.records import (
     put_pin,
     stop_asking,
 )
-from firnline.topology.topics import put_channels
+from firnline.topology.topics import TopicChannel, put_channels
 from firnline.types import Clock, Ids, Json
 
 logger = logging.getLogger(__name__)
@@ -735,8 +736,21 @@ def _each(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def announce_channels(topology: Topology, opened: Mapping[str, OpenPipeline], home: TopologyHome) -> None:
     """Tell every member which topics that it reads are channels, before a marker or void offsets can be in them."""
+    ids: dict[tuple[str, str], str] = {}
+
+    def with_id(one: TopicChannel) -> TopicChannel:
+        ends = (one.writer, one.sink)
+        if ends not in ids:
+            sink = find_topic_sink(opened[one.writer], one.sink)
+            try:
+                ids[ends] = sink.find_checkpoint_id() if sink is not None else ""
+            except SinkError:  # it cannot be reached now: the next command tells them
+                ids[ends] = ""
+        return replace(one, checkpoint_id=ids[ends])
+
     for name, pipeline in opened.items():
-        put_channels(pipeline.storage, name, home.name, home.root, topics_read_by(topology, name))
+        channels = {source: [with_id(one) for one in of] for source, of in topics_read_by(topology, name).items()}
+        put_channels(pipeline.storage, name, home.name, home.root, channels)
 
 
 def start_from_copy(copy: str) -> str:

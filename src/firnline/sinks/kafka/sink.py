@@ -13,7 +13,14 @@ from datetime import timedelta
 from typing import ClassVar
 
 from firnline.checkpoint.codec import canonical
-from firnline.errors import CommitConflictError, CommitUnknownError, ConfigError, FencedError, SinkError
+from firnline.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    ConfigError,
+    FencedError,
+    SinkError,
+    SinkWentBackError,
+)
 from firnline.faults import fault_point
 from firnline.options import template_columns
 from firnline.sinks.base import Capabilities, Decided, EpochCommit, Head, SinkContext
@@ -34,6 +41,7 @@ from firnline.topology.topics import ChannelState, Partition, combine_lanes, fin
 from firnline.types import Delivery, EntryRef, Json
 
 CONTROL_KEY = b"firnline-control"
+NAMED = 3  # examples in a message
 
 
 class KafkaSink(Follower):
@@ -251,6 +259,26 @@ class KafkaSink(Follower):
         self._write_main(head, after, control, restored)
         return after
 
+    def check_lost(self, epoch: int) -> None:
+        topics = self._find_topics()
+        ends = self._cluster.find_ends(topics)
+        first = self._cluster.find_epoch_ends(topics, epoch)
+        later = sorted(
+            f"{topic}/{number} from offset {first[topic, number]} on"
+            for (topic, number), end in ends.items()
+            if first[topic, number] < end
+        )
+        if later:
+            raise SinkWentBackError(
+                f"sink {self.name!r} holds epoch {epoch} by its checkpoint topic, and rows of later epochs "
+                f"({', '.join(later[:NAMED])}): the checkpoint topic {self._connection.checkpoint_topic!r} was lost or "
+                "is older than the rows",
+                hint="If the topics have all rows, go on from here; else what they lack is never delivered: "
+                f"firnline sinks resume {self.name} --accept-gap",
+                sink=self.name,
+                epoch=epoch,
+            )
+
     # -- a channel of a topology ----------------------------------------------------------------------
 
     def read_channel(self) -> ChannelState:
@@ -258,6 +286,11 @@ class KafkaSink(Follower):
         offsets."""
         records = self._read_records()
         return combine_lanes({lane: record.channel for lane, record in records.items() if record is not None})
+
+    def find_checkpoint_id(self) -> str:
+        """Return the id of the checkpoint topic; empty if there is none."""
+        topic = self._connection.checkpoint_topic
+        return self._cluster.find_topic_ids([topic]).get(topic, "")
 
     def find_retention(self) -> timedelta | None:
         """Return how long the topics keep every record; None: for ever. A limit by size is not a time, and not seen."""

@@ -34,11 +34,19 @@ def read_channel(client: Mapping[str, str], channel: TopicChannel, brokers: str)
     """Return what the checkpoint topic of a channel says now. A sink that has written nothing says nothing.
 
     Raises:
-        SourceError: the brokers do not answer.
+        SourceError: the brokers do not answer, or the checkpoint topic that was there is gone.
         DamagedError: a record is invalid.
     """
     admin, name = open_admin(client), channel.checkpoint_topic
     topic = describe_topics(admin, [name], brokers).get(name)
+    if channel.checkpoint_id and (topic is None or topic.id != channel.checkpoint_id):
+        now = "no longer exists" if topic is None else "was deleted and created again"
+        raise SourceError(
+            f"the checkpoint topic {name!r} {now} (brokers {brokers}): which rows of {channel.topic!r} a restore "
+            "undid, and where snapshots cut, is unknown",
+            hint="Bring it back. Or, to read all rows that are there, also those that were undone, delete the folder "
+            "`channels` in the home of this pipeline; the next snapshot of the topology writes it again.",
+        )
     lanes = [PartitionId(name, number) for number in topic.partitions] if topic is not None else []
     left = {one: end for one, end in list_offsets(admin, lanes, LATEST, brokers).items() if end > 0}
     found: dict[int, ChannelState] = {}
