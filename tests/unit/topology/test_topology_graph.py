@@ -152,16 +152,12 @@ def test_a_topic_that_topics_allowed_forbids_is_no_channel() -> None:
 
 
 def test_topics_of_one_name_in_two_clusters_are_two_channels() -> None:
-    found = make_topology(
-        [
-            pipeline(f"{role} {cluster}", sources, sinks)
-            for cluster in ("one", "two")
-            for role, sources, sinks in (
-                ("writer", [], [KafkaSinkOptions("k", f"{cluster}:9092", "events")]),
-                ("reader", [KafkaSourceOptions("in", f"{cluster}:9092", topics=("events",))], [writes(cluster)]),
-            )
-        ]
-    )
+    members = []
+    for cluster in ("one", "two"):
+        source = KafkaSourceOptions("in", f"{cluster}:9092", topics=("events",))
+        members.append(pipeline(f"writer {cluster}", [], [KafkaSinkOptions("k", f"{cluster}:9092", "events")]))
+        members.append(pipeline(f"reader {cluster}", [source], [writes(cluster)]))
+    found = make_topology(members)
     assert found.conflicts == ()
     assert {(c.writer, c.reader) for c in found.channels} == {
         ("writer one", "reader one"),

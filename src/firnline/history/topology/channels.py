@@ -23,6 +23,7 @@ from firnline.sources.delta.versions import Kind
 from firnline.sources.kafka.channels import find_first_record
 from firnline.sources.kafka.clients import EARLIEST, describe_topics, list_offsets, open_admin
 from firnline.sources.kafka.options import KafkaSourceOptions
+from firnline.sources.kafka.position import PartitionId, PartitionState
 from firnline.sources.kafka.position import Position as KafkaPosition
 from firnline.storage import normalise
 from firnline.topology.topics import Partition, TopicChannel, is_same_topic
@@ -127,12 +128,13 @@ class TopicReader:
         """Return the offsets that a position has still to read, up to the end of the writer's epoch, and are gone."""
         known = KafkaPosition.from_json(position)
         found = [f"{topic}, which was deleted and created again" for topic in self._find_other_topics(known)]
-        wanted = [one for one, _ in known.partitions() if one in ends and self._channel.covers(one.topic)]
+        # A partition that was added to a topic is read from its first record on.
+        wanted = [PartitionId(*one) for one in ends if one[0] in known.topics and self._channel.covers(one[0])]
         starts = list_offsets(open_admin(self._client), wanted, EARLIEST, self._options.brokers)
-        for one, state in known.partitions():
-            if one in wanted:
-                lost = min(starts.get(one, ends[one]), ends[one])  # a partition that is gone has nothing
-                found += [f"{one} offsets {state.next} to {lost - 1}"] if state.next < lost else []
+        for one in sorted(wanted):
+            state = known.of(one) or PartitionState(0)
+            lost = min(starts.get(one, ends[one]), ends[one])  # a partition that is gone has nothing
+            found += [f"{one} offsets {state.next} to {lost - 1}"] if state.next < lost else []
         return found
 
     def _find_other_topics(self, position: KafkaPosition) -> list[str]:

@@ -24,7 +24,7 @@ from firnline.types import Json
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient, TopicDescription
+    from confluent_kafka.admin import AdminClient
 
 CALL_SECONDS = 30.0  # for one answer of the cluster
 SETTLE_SECONDS = 10.0  # for a transaction on the checkpoint topic to end, once its producer is fenced
@@ -194,17 +194,17 @@ class Cluster:
         found = {topic: self._describe(topic) for topic in topics}
         return {topic: str(one.topic_id) for topic, one in found.items() if one is not None}
 
-    def _describe(self, topic: str) -> TopicDescription | None:
+    def _describe(self, topic: str) -> Any:
+        """Return what the brokers say of a topic; None if it does not exist."""
         from confluent_kafka import KafkaException, TopicCollection
 
         try:
             asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=CALL_SECONDS)
-            found: TopicDescription = asked[topic].result(CALL_SECONDS)
+            return asked[topic].result(CALL_SECONDS)
         except KafkaException as error:
             if error.args[0].name() == "UNKNOWN_TOPIC_OR_PART":
                 return None
             raise self.connection.error(f"the look-up of topic {topic!r}", error) from error
-        return found
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics that this user may see."""
