@@ -28,7 +28,7 @@ from firnline.sources.kafka.messages import RangeInput
 from firnline.sources.kafka.options import KafkaSourceOptions
 from firnline.sources.kafka.position import PartitionId, PartitionState, Position, Range
 from firnline.storage import Storage
-from firnline.topology.topics import Cut, Ranges
+from firnline.topology.topics import ChannelState, Cut, is_same_topic
 from firnline.types import Clock, Json
 
 NAMED = 3
@@ -115,8 +115,14 @@ class TopicCopy:
         Raises:
             RollbackRefusedError: retention or compaction has taken a part of it, or may have; or the cut is not known.
         """
-        cut, void = self._find_cut(snapshot, epoch)
+        cut, state = self._find_cut(snapshot, epoch)
         topic = self._describe()
+        ids = {self._name: topic.id}
+        if not is_same_topic(cut.ids, ids, self._name):
+            raise RollbackRefusedError(
+                f"topic {self._name} was deleted and created again since the snapshot", hint=_AGAIN
+            )
+        void = {number: ranges for (name, number), ranges in state.void_in(ids).items() if name == self._name}
         firsts = self._client.offsets(self._name, topic.partitions)
         ends = {number: cut.ends.get((self._name, number), 0) for number in firsts}
         ranges = plan_ranges(self._find_states(topic, firsts), ends, void)
@@ -134,8 +140,8 @@ class TopicCopy:
         readers = [(channel.reader, channel.source) for channel in self._channels]
         return SavedTopic(self._name, topic.id, firsts, ends, readers, oldest, files)
 
-    def _find_cut(self, snapshot: str, epoch: int) -> tuple[Cut, dict[int, Ranges]]:
-        """Return where the epoch of the snapshot ends, and what is void."""
+    def _find_cut(self, snapshot: str, epoch: int) -> tuple[Cut, ChannelState]:
+        """Return where the epoch of the snapshot ends, and the state of the channel, which says what is void."""
         channel = as_topic_channel(self._topology, self._channels[0])
         state = read_channel(self._client.settings, channel, self._client.brokers)
         cut = state.cuts.get(snapshot)
@@ -143,7 +149,7 @@ class TopicCopy:
             raise RollbackRefusedError(
                 f"the checkpoint topic {channel.checkpoint_topic} does not name the end of epoch {epoch}", hint=_AGAIN
             )
-        return cut, {number: ranges for (topic, number), ranges in state.void.items() if topic == self._name}
+        return cut, state
 
     def _describe(self) -> Topic:
         topic = self._client.describe(self._name)
