@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from firnline.spec.problems import (
 from firnline.spec.tree import Tree, apply_overrides, parse_yaml
 
 FILE_NAMES = ("firnline.yml", "firnline.yaml")
+TOPOLOGY_NAMES = ("topology.yml", "topology.yaml")  # what the name of a topology file ends with
 MAX_SPEC_BYTES = 1024 * 1024
 _INIT_HINT = "`firnline init` writes one; or name the file."
 
@@ -152,6 +154,19 @@ def read_text(file: Path, place: str) -> str:
         raise spec_error([Problem(Origin(place, line), (), "not UTF-8 text")], file=place) from None
 
 
+def _topology_error(place: str) -> SpecError:
+    """Return the error about a topology file where a pipeline file is needed, or that does not have its name."""
+    show = ["firnline", "topology", "show"]
+    if place.endswith(TOPOLOGY_NAMES):
+        words, hint = "it lists pipelines, so it is a topology file, not a pipeline file", shlex.join([*show, place])
+    else:
+        stem, ending = os.path.splitext(place)
+        renamed = f"{stem}-topology{ending if ending in ('.yml', '.yaml') else '.yml'}"
+        words = f"it lists pipelines, as a topology file does, but its name does not end with {TOPOLOGY_NAMES[0]}"
+        hint = f"Rename it: {shlex.join(['mv', place, renamed])} && {shlex.join([*show, renamed])}"
+    return spec_error([Problem(Origin(place), (), words, hint)], file=place)
+
+
 def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
     if tree.data is None and not tree.problems:
         raise spec_error(
@@ -161,6 +176,8 @@ def _validate(tree: Tree, *, folder: Path, place: str) -> PipelineSpec:
         if not tree.problems:
             tree.problems.append(Problem(Origin(place, 1), (), "must be a mapping that starts with `name: ...`"))
         raise spec_error(tree.problems, file=place)
+    if "pipelines" in tree.data and not tree.data.keys() & {"sources", "sinks"}:
+        raise _topology_error(place)
     spec: PipelineSpec | None = None
     problems = list(tree.problems)
     model = pipeline_model()

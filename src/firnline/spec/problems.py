@@ -66,13 +66,16 @@ def key_path_text(path: KeyPath) -> str:
     return text
 
 
-def spec_error(problems: Sequence[Problem], *, file: str | None = None) -> SpecError:
-    """Return one error that lists all problems, in the order of the file; its hint is that of the first."""
+CHECK_HINT = "Correct it and run again; `firnline dry-run` checks a spec without writing."
+
+
+def spec_error(problems: Sequence[Problem], *, file: str | None = None, hint: str = CHECK_HINT) -> SpecError:
+    """Return one error that lists all problems, in the order of the file; its hint is that of the first, or `hint`."""
     ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.origin.line is None, p.origin.line or 0))
     first = ordered[0]
     return SpecError(
         "\n".join(str(problem) for problem in ordered),
-        hint=first.hint or "Correct it and run again; `firnline dry-run` checks a spec without writing.",
+        hint=first.hint or hint,
         file=file,
         line=first.origin.line,
         key=key_path_text(first.path),
@@ -135,7 +138,8 @@ def translate(detail: dict[str, Any], root: type[BaseModel]) -> tuple[KeyPath, s
     if kind == "string_pattern_mismatch":
         return path, f'{shown} is not a valid name (letters, digits, "_", ".", "-"; a letter or digit first)', None
     words = _WORDS.get(_family(kind))
-    return path, words.format(shown=shown, **context) if words else str(detail["msg"]), None
+    as_list = f" (write [{detail['input']}])" if isinstance(detail["input"], str) and shown != _NOT_SHOWN else ""
+    return path, words.format(shown=shown, as_list=as_list, **context) if words else str(detail["msg"]), None
 
 
 _WORDS = {
@@ -146,7 +150,7 @@ _WORDS = {
     "string": "must be text, not {shown} (put it in quotes)",
     "model": "must be a mapping (key: value), not {shown}",
     "dict": "must be a mapping (key: value), not {shown}",
-    "tuple": "must be a list, e.g. [month], not {shown}",
+    "tuple": "must be a list, not {shown}{as_list}",
     "greater_than_equal": "must be at least {ge:.15g}, not {shown}",
     "greater_than": "must be more than {gt:.15g}, not {shown}",
     "less_than_equal": "must be at most {le:.15g}, not {shown}",

@@ -80,6 +80,9 @@ def find_refusal(key: str) -> str | None:
     if key in ALLOWED_KEYS or (key.startswith(ALLOWED_PREFIXES) and not key.endswith(".")):
         return None
     if not key.startswith("spark."):
+        whole = f"spark.{key}"
+        if find_refusal(whole) is None:
+            return f'not a Spark setting; write its whole name below `spark`: "{whole}": ...'
         return 'not a Spark setting (they start with "spark.")'
     return "not among the Spark settings that a spec may pass"
 

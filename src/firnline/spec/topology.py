@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
+import shlex
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +20,10 @@ from firnline.config.units import parse_seconds, parse_size
 from firnline.errors import SpecError
 from firnline.options import PipelineOptions
 from firnline.spec.build import HOME_FOLDER, load_options
-from firnline.spec.loading import FILE_NAMES, read_text
-from firnline.spec.problems import Problem, knows_key, origin_of, problems_of, spec_error, takes_secret
+from firnline.spec.loading import FILE_NAMES, TOPOLOGY_NAMES, find_spec, read_text
+from firnline.spec.problems import CHECK_HINT, Problem, knows_key, origin_of, problems_of, spec_error, takes_secret
 from firnline.spec.tree import parse_yaml
 
-TOPOLOGY_NAMES = ("topology.yml", "topology.yaml")
 _HINT = f"Write {TOPOLOGY_NAMES[0]} with `name` and `pipelines`, or name the pipeline files."
 
 
@@ -79,6 +80,7 @@ class LoadedTopology:
     path: Path | None
     pipelines: tuple[PipelineOptions, ...]
     home: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)  # the file of each pipeline, as the user can type it
     snapshots: SnapshotSpec = field(default_factory=SnapshotSpec)
 
 
@@ -117,28 +119,77 @@ def _find_topology(path: Path) -> Path | None:
 
 
 def _load(path: Path, environ: Mapping[str, str], cwd: Path) -> LoadedTopology:
-    place = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    place = _display(path, cwd)
     if not path.exists():
         raise SpecError(f"{place}: no such file", hint=_HINT, file=place)
+    check = f"Correct it and try again: {shlex.join(['firnline', 'topology', 'show', place])}"
     takes = functools.partial(takes_secret, annotation=TopologySpec)
     knows = functools.partial(knows_key, annotation=TopologySpec)
-    tree = parse_yaml(read_text(path, place), place=place, environ=environ, takes_secret=takes, knows_key=knows)
+    try:
+        text = read_text(path, place)
+    except SpecError as error:
+        error.hint = check if error.hint == CHECK_HINT else error.hint
+        raise
+    tree = parse_yaml(text, place=place, environ=environ, takes_secret=takes, knows_key=knows)
     problems = list(tree.problems)
     try:
         spec = TopologySpec.model_validate(tree.data or {}, context={"folder": str(path.parent)})
     except ValidationError as error:
         problems += problems_of(error, tree.origins, TopologySpec)
-        raise spec_error(problems, file=place) from None
+        raise spec_error(problems, file=place, hint=check) from None
     if problems:
-        raise spec_error(problems, file=place)
-    pipelines = []
+        raise spec_error(problems, file=place, hint=check)
+    pipelines: dict[str, PipelineOptions] = {}
+    files: dict[str, str] = {}
     for index, word in enumerate(spec.pipelines):
         at = ("pipelines", index)
         try:
-            pipelines.append(load_options(word, environ=environ, cwd=path.parent))
+            file = _find_pipeline(word, path)
+            options = load_options(file, environ=environ, cwd=path.parent)
         except SpecError as error:
-            problems.append(Problem(origin_of(at, tree.origins), at, error.message, error.hint))
+            hint = check if error.hint == CHECK_HINT else error.hint
+            problems.append(Problem(origin_of(at, tree.origins), at, error.message, hint))
+            continue
+        shown = _display(file, cwd)
+        if options.name in pipelines:
+            words, hint = _name_twice(options.name, files[options.name], shown)
+            problems.append(Problem(origin_of(at, tree.origins), at, words, hint))
+            continue
+        pipelines[options.name], files[options.name] = options, shown
     if problems:
-        raise spec_error(problems, file=place)
+        raise spec_error(problems, file=place, hint=check)
     home = spec.home or os.path.join(path.parent, HOME_FOLDER, spec.name)
-    return LoadedTopology(spec.name, path, tuple(pipelines), home, spec.snapshots)
+    return LoadedTopology(spec.name, path, tuple(pipelines.values()), home, files, spec.snapshots)
+
+
+def _display(file: Path, cwd: Path) -> str:
+    return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
+
+
+def _find_pipeline(word: str, topology: Path) -> Path:
+    """Return the pipeline file that a topology file names. Raises SpecError, with the file that was probably meant."""
+    given = Path(os.path.abspath(topology.parent / os.path.expanduser(word)))
+    if not given.is_dir() and is_topology(given):
+        raise SpecError(
+            f"{word} is a topology file, not a pipeline file",
+            hint="List the pipeline files of that topology instead: a topology has no topologies as members.",
+        )
+    if not given.exists():
+        names = sorted(one.name for one in given.parent.glob("*.y*ml") if not is_topology(one)) if word else []
+        close = difflib.get_close_matches(given.name, names, n=1, cutoff=0.6)
+        meant = f' (did you mean "{os.path.join(os.path.dirname(word), close[0])}"?)' if close else ""
+        raise SpecError(
+            f"{word}: no such file{meant}",
+            hint=f"Write a pipeline file or its folder, relative to {topology.parent}.",
+        )
+    return find_spec(word, cwd=topology.parent)
+
+
+def _name_twice(name: str, first: str, second: str) -> tuple[str, str]:
+    """Return what is wrong with two entries of one name, and what to do."""
+    if first == second:
+        return f"{second} is listed twice", "Delete one of the two entries."
+    return (
+        f"{second} has the name {name!r}, as {first} has",
+        f"A name is the identity of a pipeline: write another `name` in {second}, if it has not run yet, or list one.",
+    )

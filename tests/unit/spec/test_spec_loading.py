@@ -154,7 +154,7 @@ zzz: 1
     assert error_of(tmp_path, text).message.splitlines() == [
         "firnline.yml:1: name: missing",
         'firnline.yml:2: sinks[0].tabel: unknown key (did you mean "table"?)',
-        'firnline.yml:3: sinks[0].partition_by: must be a list, e.g. [month], not "month"',
+        'firnline.yml:3: sinks[0].partition_by: must be a list, not "month" (write [month])',
         "firnline.yml:5: sources.s.path: missing",
         "firnline.yml:6: sources.s.poll_interval_secs: must be a time like 250ms, 30s, 10m, 1h30m, 7d or 90 (seconds), "
         'not "often"',
@@ -166,7 +166,7 @@ zzz: 1
         'firnline.yml:10: batch.max_records: unknown key (did you mean "max_events"?)',
         'firnline.yml:10: batch.max_file: unknown key (did you mean "max_files"?)',
         "firnline.yml:11: lineage: unknown key here (it belongs in sources.<name>)",
-        "firnline.yml:12: operators: must be a list, e.g. [month], not a mapping",
+        "firnline.yml:12: operators: must be a list, not a mapping",
         "firnline.yml:13: zzz: unknown key "
         "(known: name, sources, operators, sinks, home, state, batch, restart, checkpoint, staging, outbox, spark)",
     ]

@@ -410,3 +410,8 @@ def test_spark_values_become_text() -> None:
         "spark.memory.fraction": "0.5",
         "spark.master": "local[2]",
     }
+
+
+def test_a_spark_setting_without_its_first_word_is_named_whole() -> None:
+    message = message_of(minimal(spark={"master": "local[1]"}))
+    assert message == 'spec: spark.master: not a Spark setting; write its whole name below `spark`: "spark.master": ...'

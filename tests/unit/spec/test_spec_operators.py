@@ -156,7 +156,7 @@ def test_a_duration_is_written_as_it_was_read(text: str) -> None:
          'operators[0].name: "a b" is not a valid name (letters, digits, "_", ".", "-"; a letter or digit first)'),
         ({"type": "deduplicate", "keys": ["a"], "inputs": []}, "operators[0].inputs: must not be empty"),
         ({"type": "deduplicate", "keys": ["a"], "inputs": "s"},
-         'operators[0].inputs: must be a list, e.g. [month], not "s"'),
+         'operators[0].inputs: must be a list, not "s" (write [s])'),
         ({"type": "deduplicate", "keys": ["a"], "inputs": ["s", "s"]},
          'operators[0].inputs[1]: input "s" is there twice'),
         ({"type": "deduplicate", "keys": []}, "operators[0].keys: must not be empty"),
