@@ -54,7 +54,12 @@ class Consent:
         if not out.as_json and sys.stdin.isatty() and sys.stderr.isatty():
             sys.stderr.write(f"{safe(question)}? [y/N] ")
             sys.stderr.flush()
-            is_given = sys.stdin.readline().strip().lower() in ("y", "yes")
+            try:
+                is_given = sys.stdin.readline().strip().lower() in ("y", "yes")
+            except KeyboardInterrupt:
+                sys.stderr.write("\n")
+                self._report_unchanged(out, "nothing was changed")
+                raise
             return is_given or self._report_unchanged(out, "nothing was changed")
         raise ConfigError(
             "nothing was changed: without a terminal this needs --yes",

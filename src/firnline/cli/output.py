@@ -94,8 +94,7 @@ class Output:
         for line in [_bold(head, self._stream), *body]:
             self._stream.write(line + "\n")
         if layout.left_out:
-            text = f"not shown, too wide: {', '.join(layout.left_out)}"
-            self._stream.write(shorten(text, self.width or len(text)) + "\n")
+            self.sentence(f"not shown, too wide: {', '.join(layout.left_out)}")
 
 
 def safe_bytes(raw: bytes, limit: int) -> str:

@@ -7,8 +7,9 @@ import functools
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -20,7 +21,7 @@ from firnline.cli.output import Output, count_text, print_failure, say, size_tex
 from firnline.cli.table import Column
 from firnline.clock import SystemClock
 from firnline.config.units import parse_moment
-from firnline.errors import ConfigError, FirnlineError
+from firnline.errors import AlreadyRunningError, ConfigError, FirnlineError
 
 if TYPE_CHECKING:
     from firnline.history.edits.rollback import RollbackPlan
@@ -148,7 +149,8 @@ and tables and topics of their own (firnline topology savepoint).
 Output (JSON fields):
   restore, target, goes_on (it was begun before), done, reason, epochs (the new
   epoch of each member), members {name: the fields of `firnline rollback`},
-  without, inconsistent (what becomes so, in words)
+  without, inconsistent (what becomes so, in words), running (members with a
+  run: while there are any, the restore is refused without --take-over)
 
 Environment:
   FIRNLINE__A__B      overrides the key a.b of every pipeline file
@@ -242,7 +244,8 @@ def show(
     return 1 if topology.conflicts else 0
 
 
-def _open(file: str | None) -> Snapshots:
+def open_snapshots(file: str | None) -> Snapshots:
+    """Open the snapshots of a topology file; without one, of the topology.yml here."""
     return _open_with_spec(file)[0]
 
 
@@ -256,11 +259,25 @@ def _open_with_spec(file: str | None) -> tuple[Snapshots, SnapshotSpec]:
 
     loaded = load_topology([file] if file else [], environ=os.environ)
     if loaded.path is None:
-        raise ConfigError(f"{file} is a pipeline file", hint="Name a topology file: its home keeps the snapshots.")
+        raise ConfigError(
+            f"{file} is a pipeline file",
+            hint="Snapshots belong to a topology file, whose home keeps them: write topology.yml with `name` and "
+            "`pipelines`.",
+        )
     topology = make_topology(loaded.pipelines)
     home = TopologyHome(open_storage(loaded.home, _storage_options(topology)), loaded.name)
     file = str(loaded.path.absolute())
-    return Snapshots(topology, home, SystemClock(), RandomIds(), file), loaded.snapshots
+    return Snapshots(topology, home, SystemClock(), RandomIds(), file, loaded.files), loaded.snapshots
+
+
+def _command(verb: str, file: str | None, *words: str) -> str:
+    """Return a command on the same topology, as it can be typed."""
+    return shlex.join(["firnline", "topology", verb, *words, *(["--file", file] if file else [])])
+
+
+def _moment(text: str) -> str:
+    """Return a moment as people read it."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _storage_options(topology: Topology) -> dict[str, str]:
@@ -304,32 +321,41 @@ def snapshot(
     for order in snapshots.find_open():
         _, reason = snapshots.settle(order)
         say(f"snapshot {order.snapshot} was open{f': {reason}' if reason else ''}")
-    code = _take(snapshots, spec, common)
+    code = _take(snapshots, spec, file, common)
     if spec.every is None or once:
         return code
     clock = SystemClock()
     began = clock.monotonic()
     while True:
+        say(f"the next snapshot is due {time_text(spec.every.total_seconds())} after this one was ordered; Ctrl-C ends")
         clock.sleep(max(0.0, began + spec.every.total_seconds() - clock.monotonic()))
         began = clock.monotonic()
         try:
-            _take(snapshots, spec, common)
+            _take(snapshots, spec, file, common)
         except FirnlineError as error:  # the next one may succeed: a member starts again, storage answers
             print_failure(error, debug=common.debug)
 
 
-def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
+def _take(snapshots: Snapshots, spec: SnapshotSpec, file: str | None, common: Common) -> int:
     from firnline.history.topology.savepoint import check_copied, copy_all
+    from firnline.history.topology.snapshot import join_names
     from firnline.topology.decide import Outcome
 
     if spec.copies:
         check_copied(snapshots.topology)
     order = snapshots.order(spec.timeout, spec.max_hold if isinstance(spec.max_hold, timedelta) else None)
-    say(f"snapshot {order.snapshot}: waiting for {', '.join(order.members)}")
+    say(f"snapshot {order.snapshot}: waiting for {', '.join(sorted(order.members))}")
+    running = snapshots.find_running()
+    stopped = [] if spec.include_stopped else sorted(set(order.members) - set(running))
+    way_out = f"start {'it' if len(stopped) == 1 else 'them'} ({'; '.join(snapshots.name_command('run', stopped))}), or"
+    way_out += f" record stopped members, too: {_command('snapshot', file, '--include-stopped')}"
+    if stopped:
+        say(f"{join_names(stopped)} {'has' if len(stopped) == 1 else 'have'} no run: {way_out}")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_naming_open(order.snapshot, order.expires_at, file))
         if spec.include_stopped:
             _start_stopped(snapshots, stack)
-        outcome, reason, before, pause = Outcome.WAIT, "", "", POLL_SECONDS
+        outcome, reason, before, pause = Outcome.WAIT, "", ", ".join(sorted(order.members)), POLL_SECONDS
         while outcome is Outcome.WAIT:
             outcome, reason = snapshots.settle(order)
             if outcome is Outcome.WAIT:
@@ -349,11 +375,28 @@ def _take(snapshots: Snapshots, spec: SnapshotSpec, common: Common) -> int:
         common.out.json(view.to_json())
     else:
         _show_snapshot(common.out, view)
+        if outcome is Outcome.COMMIT:
+            common.out.sentence(f"To go back to it: {_command('restore', file, order.snapshot, '--dry-run')}")
     if outcome is Outcome.COMMIT:
         return 1 if order.snapshot in failed else 0
     hint = "Take another one; firnline topology show shows how the members are."
+    if stopped:
+        hint = f"Without a run when it was ordered: {', '.join(stopped)}. Either {way_out}"
     print_failure(FirnlineError(f"snapshot {order.snapshot} was aborted: {reason}", hint=hint), debug=False)
     return 1
+
+
+@contextlib.contextmanager
+def _naming_open(snapshot: str, expires_at: str, file: str | None) -> Iterator[None]:
+    """Say what becomes of a snapshot if the command is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(
+            f"interrupted: snapshot {snapshot} stays open until {_moment(expires_at)}. "
+            f"See it: {_command('list', file)}; end it: {_command('drop', file, snapshot, '--yes')}"
+        )
+        raise
 
 
 def _start_stopped(snapshots: Snapshots, stack: contextlib.ExitStack) -> None:
@@ -373,7 +416,7 @@ def _show_snapshot(out: Output, view: SnapshotView) -> None:
     out.table(RECORD_COLUMNS, [{**member, "took": _took(member["duration_ms"])} for member in view.members])
     if view.restorable_until:
         out.sentence(
-            f"Restorable in place until {view.restorable_until}, unless other tools clean the tables up before."
+            f"Restorable in place until {_moment(view.restorable_until)}, unless other tools clean the tables up first."
         )
     _show_copy(out, view)
 
@@ -401,12 +444,13 @@ def list_snapshots(
     common: Common = Common(),
 ) -> int:
     """List the snapshots, newest first, with what each member has recorded."""
-    found = _open(file).list(limit)
+    snapshots = open_snapshots(file)
+    found = snapshots.list(limit)
     if common.json:
         common.out.json({"snapshots": [one.to_json() for one in found]})
         return 0
     if not found:
-        common.out.sentence("No snapshot was taken: firnline topology snapshot")
+        common.out.sentence(f"No snapshot was taken yet. Take one: {_command('snapshot', file)}")
         return 0
     rows = [
         {
@@ -428,7 +472,12 @@ def list_snapshots(
                 f"{one.id}: half of the time is over until other tools may delete what it needs. Take another one."
             )
         if one.status == "IN_PROGRESS":
+            common.out.line()
+            common.out.sentence(f"{one.id} is in progress:")
             common.out.table(RECORD_COLUMNS, [{**m, "took": _took(m["duration_ms"])} for m in one.members])
+            waiting = {m["name"] for m in one.members if m["epoch"] is None and not m["trouble"]}
+            for name in sorted(waiting - set(snapshots.find_running())):
+                common.out.sentence(f"{name} has no run: {snapshots.name_command('run', [name])[0]}")
     return 0
 
 
@@ -446,10 +495,12 @@ def drop(
     common: Common = Common(),
 ) -> int:
     """Keep a snapshot no longer."""
-    snapshots = _open(file)
+    snapshots = open_snapshots(file)
     order = snapshots.get_order(snapshot)
     if not common.json:
-        common.out.sentence(f"Snapshot {order.snapshot} of {order.created_at} can no longer be restored.")
+        common.out.sentence(
+            f"Snapshot {order.snapshot} of {_moment(order.created_at)} will be dropped: it can then not be restored."
+        )
     elif not consent.decided:
         common.out.json({"id": order.snapshot, "done": False})
     if not consent.is_given(f"Drop {order.snapshot}", common.out):
@@ -457,6 +508,8 @@ def drop(
     snapshots.drop(order.snapshot)
     if common.json:
         common.out.json({"id": order.snapshot, "done": True})
+    else:
+        common.out.sentence(f"done: snapshot {order.snapshot} was dropped")
     return 0
 
 
@@ -472,7 +525,7 @@ def savepoint(
     from firnline.cli.long_task import CopyProgress, long_task
     from firnline.history.topology.savepoint import create_topology_savepoint
 
-    snapshots = _open(file)
+    snapshots = open_snapshots(file)
     options, progress = _storage_options(snapshots.topology), CopyProgress(say)
     with long_task() as task:
         saved = create_topology_savepoint(
@@ -522,11 +575,14 @@ def restore(
     if from_savepoint is not None:
         return _start(from_savepoint, file or snapshot, snapshot if file else None, at, consent, common)
     from firnline.history.topology import restore as restoring
+    from firnline.history.topology.snapshot import join_names
     from firnline.run import standby
     from firnline.topology.decide import Decision
     from firnline.types import RandomIds
 
-    snapshots, clock, ids = _open(file), SystemClock(), RandomIds()
+    if at is not None and file is None and snapshot is not None and _names_file(snapshot):
+        snapshot, file = None, snapshot
+    snapshots, clock, ids = open_snapshots(file), SystemClock(), RandomIds()
     target, epochs = _find_target(snapshots, snapshot, at)
     flags = {"--leave": leave, "--accept": accept, "--without": without}
     words = [*([target] if at is None else []), *([file] if file else []), *(["--at", at] if at else [])]
@@ -550,13 +606,17 @@ def restore(
         plans = restoring.plan_restore(snapshots, order)
         inconsistent = restoring.find_inconsistent(snapshots, order)
         facts["members"] = {name: plan.to_json() for name, plan in plans.items()}
-        facts |= {"without": list(order.without), "inconsistent": inconsistent}
+        alive = sorted(set(snapshots.find_running()) & set(order.epochs))
+        facts |= {"without": list(order.without), "inconsistent": inconsistent, "running": alive}
         if not common.json:
             _show_restore(common.out, plans)
             for name in order.without:
                 common.out.sentence(f"{name} stays as it is.")
             for line in inconsistent:
                 common.out.sentence(f"inconsistent: {line}")
+            if alive and not take_over:
+                have = "has a run" if len(alive) == 1 else "have runs"
+                common.out.sentence(f"refused while {join_names(alive)} {have}. {_way_to_stop(snapshots, alive)}")
         elif not consent.decided:
             common.out.json({**facts, "done": False})
         restoring.check_plans(snapshots, plans, order)
@@ -564,9 +624,16 @@ def restore(
         return 0
     run = ids.new()
     with contextlib.ExitStack() as stack:
+        held: dict[str, str] = {}
         for name in sorted(order.epochs):
             options = snapshots.topology.members[name]
-            stack.enter_context(standby.editing_history(options, run, say, take_over=take_over))
+            try:
+                stack.enter_context(standby.editing_history(options, run, say, take_over=take_over))
+            except AlreadyRunningError as error:
+                held[name] = error.message
+        if held:
+            raise AlreadyRunningError("; ".join(held.values()), hint=_way_to_stop(snapshots, held))
+        stack.enter_context(_naming_unfinished(order.command))
         result = restoring.perform_restore(snapshots, order, run, clock, say)
     done = result.decision is Decision.GO
     if common.json:
@@ -576,6 +643,25 @@ def restore(
     else:
         common.out.sentence(f"withdrawn, and no row has changed: {result.reason}")
     return 0 if done else 1
+
+
+def _way_to_stop(snapshots: Snapshots, members: Iterable[str]) -> str:
+    """Return what to type before a restore while members have runs."""
+    commands = "; ".join(snapshots.name_command("stop", members))
+    return f"Stop them first: {commands}. Or repeat the command with --take-over, which ends these runs."
+
+
+@contextlib.contextmanager
+def _naming_unfinished(command: str) -> Iterator[None]:
+    """Say how to finish a restore that is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(
+            f"interrupted: a restore that was decided holds the pipelines until it is finished ({command}); "
+            "one that was not has changed no row"
+        )
+        raise
 
 
 def _start(path: str, file: str | None, more: str | None, at: str | None, consent: Consent, common: Common) -> int:
@@ -588,10 +674,11 @@ def _start(path: str, file: str | None, more: str | None, at: str | None, consen
 
     if more is not None or at is not None:
         raise ConfigError("--from-savepoint goes with no snapshot and no time", hint="Name the topology file only.")
-    topology = _open(file).topology
+    topology = open_snapshots(file).topology
     options, run = _storage_options(topology), RandomIds().new()
     saved = saving.load_topology_savepoint(open_storage(path, options))
     saving.check_start(topology, saved)
+    saving.check_places(topology, path, saved, options)
     facts: dict[str, object] = {"restore": "", "target": saved.snapshot, "members": saved.members}
     if not common.json:
         for name, epoch in saved.members.items():
@@ -621,7 +708,10 @@ def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> 
     from firnline.history.topology.restore import find_decided, find_epochs_at, find_snapshot_epochs
 
     if (snapshot is None) == (at is None):
-        raise ConfigError("name a snapshot or a time", hint="firnline topology list; firnline topology restore ID")
+        both = ", not both" if at is not None else ""
+        raise ConfigError(
+            f"name a snapshot or a time{both}", hint="firnline topology list; firnline topology restore ID"
+        )
     begun = find_decided(snapshots, at or snapshot or "")
     if begun is not None:
         return begun.target, {**begun.epochs, **dict.fromkeys(begun.without, 0)}
@@ -630,7 +720,19 @@ def _find_target(snapshots: Snapshots, snapshot: str | None, at: str | None) -> 
     moment = parse_moment(at or "")
     if moment is None:
         raise ConfigError(f"--at {at}: not a time with a zone, nor a time ago", hint="--at 2026-11-16T08:00:00Z, or 2h")
+    if moment > datetime.now(UTC):
+        raise ConfigError(
+            f"--at {at} is in the future: it is {datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')} now",
+            hint="--at 2026-11-16T08:00:00Z, or 2h",
+        )
     return at or "", find_epochs_at(snapshots, moment)
+
+
+def _names_file(word: str) -> bool:
+    """Return whether a word is a topology file or a folder, not the id of a snapshot."""
+    from firnline.spec.topology import is_topology
+
+    return is_topology(Path(word)) or os.path.isdir(word)
 
 
 def _show_restore(out: Output, plans: Mapping[str, RollbackPlan]) -> None:
@@ -650,9 +752,14 @@ def _show_restore(out: Output, plans: Mapping[str, RollbackPlan]) -> None:
         for sink in plan.sinks:
             if sink.left:
                 out.sentence(f"{name}: sink {sink.name} keeps its rows, and gets them again")
+        own = tuple(f"{sink.name}: " for sink in plan.sinks)  # what is said of each table: its readers are members
         for line in plan.not_undone:
-            out.sentence(f"{name}: not undone: {line}")
-    out.sentence("Until all of them are there, readers outside may see some tables before and others after it.")
+            if not line.startswith(own):
+                out.sentence(f"{name}: not undone: {line}")
+    out.sentence(
+        "Readers outside the topology keep what they have read. Until every pipeline is back, they may see some tables "
+        "before and others after it."
+    )
 
 
 def _show(out: Output, topology: Topology, view: TopologyView) -> None:

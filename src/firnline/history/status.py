@@ -19,6 +19,7 @@ from firnline.history.sinks import behind_unread, bytes_behind, find_next_tries,
 from firnline.history.state import OperatorSnapshot, snapshots_of
 from firnline.history.store import find_store
 from firnline.names import JOURNAL
+from firnline.process import has_exited
 from firnline.rescued import Rescued, add_rescued
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.run.status import find_last_error, find_state, load_runs_marked
@@ -281,6 +282,14 @@ def load_lease(pipeline: OpenPipeline) -> dict[str, Json] | None:
     if record is None:
         return None
     return {**record.to_json(), "renewed_seconds_ago": seconds_since(record.renewed_at, pipeline.clock.now())}
+
+
+def is_leased(pipeline: OpenPipeline) -> bool:
+    """Return whether a run that may be alive holds the lease; False if that cannot be read."""
+    lease = load_lease(pipeline)
+    if lease is None or "unreadable" in lease or lease["released"]:
+        return False
+    return not has_exited(str(lease["host"]), int(lease["pid"]), str(lease["start"]))
 
 
 def _ahead(copy: NewestCopy, head: Head) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import shlex
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta

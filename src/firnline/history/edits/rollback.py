@@ -509,8 +509,11 @@ def find_epoch_at(pipeline: OpenPipeline, moment: datetime) -> int:
             found = entry.epoch
     if found:
         return found
-    known = f"the oldest that is known is epoch {entries[-1].epoch}, of {oldest}" if entries else "there is none at all"
-    raise RollbackRefusedError(f"no epoch was committed by {moment.isoformat()}: {known}")
+    known = "there is none at all"
+    if entries:
+        at = datetime.fromisoformat(oldest).isoformat(timespec="seconds")
+        known = f"the oldest that is known is epoch {entries[-1].epoch}, of {at}"
+    raise RollbackRefusedError(f"no epoch was committed by {moment.isoformat(timespec='seconds')}: {known}")
 
 
 def position_text(position: PositionView | None) -> str:

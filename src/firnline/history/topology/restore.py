@@ -40,6 +40,7 @@ from firnline.topology.records import Hold, RestoreOrder, TopologyHome, delete_h
 from firnline.types import Clock, Ids
 
 NAMED = 3  # examples in a message
+_OTHER_TARGET = "Name a later time, or a snapshot: firnline topology list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,16 @@ def find_snapshot_epochs(snapshots: Snapshots, words: str) -> tuple[str, dict[st
     """
     order = snapshots.get_order(words)
     outcome = snapshots.home.find_outcome(order.snapshot)
-    if outcome is None or outcome.status != "committed" or snapshots.home.is_dropped(order.snapshot):
+    why = ""
+    if outcome is None:
+        why = "it is not complete yet"
+    elif outcome.status != "committed":
+        why = f"it failed: {outcome.reason}"
+    elif snapshots.home.is_dropped(order.snapshot):
+        why = "it was dropped"
+    if outcome is None or why:
         raise ConfigError(
-            f"snapshot {order.snapshot} cannot be restored: it was not completed, or is no longer kept",
+            f"snapshot {order.snapshot} cannot be restored: {why}",
             hint="firnline topology list; or restore to a time: firnline topology restore --at TIME",
         )
     if set(outcome.records) != set(snapshots.topology.members):
@@ -98,9 +106,13 @@ def find_epochs_at(snapshots: Snapshots, moment: datetime) -> dict[str, int]:
 
     begin: dict[str, int] = {}
     for name, past in members.items():
-        at = past.at_or_below(find_epoch_at(past.pipeline, moment))
+        try:
+            at = past.at_or_below(find_epoch_at(past.pipeline, moment))
+        except RollbackRefusedError as error:
+            raise RollbackRefusedError(f"{name}: {error.message}", hint=_OTHER_TARGET) from error
         if at is None:
-            raise RollbackRefusedError(f"{name} has no epoch by {moment.isoformat()} that it can still go back to")
+            words = f"{name} has no epoch by {moment.isoformat(timespec='seconds')} that it can still go back to"
+            raise RollbackRefusedError(words, hint=_OTHER_TARGET)
         begin[name] = at
     found = lower_cut(begin, by_ends, fits, lambda name, epoch: members[name].at_or_below(epoch - 1))
     if found is None:
@@ -152,8 +164,15 @@ class _Past:
 
 def plan_restore(snapshots: Snapshots, order: RestoreOrder) -> dict[str, RollbackPlan]:
     """Return what a restore does to each member. Read-only. Obstacles are in the plans."""
-    topology = snapshots.topology
-    return {name: _rollback(topology, snapshots.opened[name], order).plan() for name in sorted(order.epochs)}
+    plans = {}
+    for name in sorted(order.epochs):
+        try:
+            plans[name] = _rollback(snapshots.topology, snapshots.opened[name], order).plan()
+        except RollbackRefusedError as error:  # the epoch is not in its history any more
+            copy = _name_copy(snapshots, order)
+            hint = f"Restore to another snapshot or time: firnline topology list. {copy}".strip()
+            raise RollbackRefusedError(f"{name}: {error.message}", hint=hint) from error
+    return plans
 
 
 def find_inconsistent(snapshots: Snapshots, order: RestoreOrder) -> list[str]:

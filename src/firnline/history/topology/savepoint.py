@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from firnline.checkpoint.codec import canonical, parse, seal, unseal
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.committer.validate import InvalidUnitError
-from firnline.errors import ConfigError, DamagedError, FirnlineError, RollbackRefusedError
+from firnline.errors import ConfigError, DamagedError, FirnlineError, RollbackRefusedError, SourceMovedError
 from firnline.faults import fault_point
 from firnline.history.edits.restore import Restored, is_restored, restore_savepoint
 from firnline.history.edits.restore_plan import read_stats
@@ -128,8 +128,8 @@ def load_topology_savepoint(storage: Storage) -> SavedTopology:
         return SavedTopology.from_bytes(storage.get(TOPOLOGY_SAVEPOINT), f"{TOPOLOGY_SAVEPOINT} in {storage.root}")
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{storage.root} is no savepoint of a topology, or was not completed",
-            hint="firnline topology savepoint ID --path PATH completes it.",
+            f"{storage.root} is no savepoint of a topology, or was not completed: it has no {TOPOLOGY_SAVEPOINT}",
+            hint="Check the path; a savepoint that was interrupted is completed by the command that began it.",
         ) from error
 
 
@@ -522,6 +522,37 @@ def _match_topics(topology: Topology, saved: SavedTopology) -> dict[str, tuple[C
     return found
 
 
+def check_places(
+    topology: Topology, path: str, saved: SavedTopology, storage_options: dict[str, str] | None = None
+) -> None:
+    """Check, before anything is written, that the tables of the channels are free and the other sources can be read.
+
+    Raises:
+        RollbackRefusedError: there is another table in the place of a channel.
+        FirnlineError: a source cannot be read, or is not the one of the savepoint.
+    """
+    place = normalise(path)
+    manifests = {name: load_savepoint(open_storage(f"{place}/{name}", storage_options)) for name in saved.members}
+    for table in _find_tables(topology, saved, manifests):
+        table.is_done()
+    read = {(channel.reader, channel.source) for channel in topology.channels}
+    for name, options in topology.members.items():
+        positions = manifests[name].checkpoint.positions
+        sources = open_pipeline(options).sources
+        with contextlib.closing(sources):
+            for source in sources:
+                if (name, source.name) in read:  # the start gives it its place in the new table or topic
+                    continue
+                try:
+                    source.start(positions.get(source.name))
+                except SourceMovedError as error:
+                    raise SourceMovedError(
+                        f"{name}: the source {source.name!r} is not the one of the savepoint: {error.message}",
+                        hint=f"Write the old location in the file of {name}, and repeat the command. Afterwards a run "
+                        "can move it: firnline run --source-moved OLD=NEW",
+                    ) from error
+
+
 def start_from_savepoint(
     topology: Topology,
     path: str,
@@ -542,6 +573,7 @@ def start_from_savepoint(
     place = normalise(path)
     saved = load_topology_savepoint(open_storage(place, storage_options))
     check_start(topology, saved)
+    check_places(topology, path, saved, storage_options)
     members = {name: open_pipeline(options) for name, options in topology.members.items()}
     sources = {name: open_storage(f"{place}/{name}", storage_options) for name in members}
     manifests = {name: load_savepoint(storage) for name, storage in sources.items()}

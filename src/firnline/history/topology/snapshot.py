@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -27,6 +27,7 @@ from firnline.checkpoint.codec import canonical, checksum, parse, unseal
 from firnline.checkpoint.ledger import LedgerEntry, edit_name
 from firnline.errors import ConfigError, DamagedError, FirnlineError, LedgerHoleError, RollbackRefusedError, SinkError
 from firnline.history.state import state_bytes
+from firnline.history.status import is_leased
 from firnline.history.topology.channels import (
     Comparison,
     TableChain,
@@ -42,7 +43,7 @@ from firnline.history.topology.channels import (
 )
 from firnline.history.topology.graph import Topology
 from firnline.maintenance.log_names import DEFAULT_RETENTION, LogNames, file_retention
-from firnline.maintenance.references import read_pins
+from firnline.maintenance.references import is_live, read_pins
 from firnline.maintenance.survey import open_table
 from firnline.names import JOURNAL, PINS, TOPOLOGY_PIN, TOPOLOGY_SAVEPOINT, topology_copies, topology_copy
 from firnline.options import PipelineOptions
@@ -125,16 +126,37 @@ class SnapshotView:
 
 
 class Snapshots:
-    """The snapshots of one topology. `file` names it in commands of messages."""
+    """The snapshots of one topology. `file` names it in commands of messages, and `files` its members."""
 
-    def __init__(self, topology: Topology, home: TopologyHome, clock: Clock, ids: Ids, file: str = "") -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        home: TopologyHome,
+        clock: Clock,
+        ids: Ids,
+        file: str = "",
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         self.topology = topology
         self.home = home
         self._clock = clock
         self._ids = ids
         self._file = file
         self._seen: dict[str, dict[str, MemberRecord]] = {}  # of open snapshots, by id and member
+        self.files = files or {}
         self.opened = {name: open_pipeline(options) for name, options in topology.members.items()}
+
+    def name_command(self, verb: str, members: Iterable[str]) -> list[str]:
+        """Return the command for each of some members, as it can be typed."""
+        return [shlex.join(["firnline", verb, self.files.get(name, f"{name}.yml")]) for name in members]
+
+    def find_running(self) -> list[str]:
+        """Return the members that have a run, by their leases; an idle run may have claimed nothing yet. Read-only."""
+        return [
+            name
+            for name, pipeline in self.opened.items()
+            if is_leased(pipeline) or is_live(pipeline.storage, name, pipeline.deciding.read_fence().generation)
+        ]
 
     # -- order ----------------------------------------------------------------------------------------
 
@@ -152,9 +174,10 @@ class Snapshots:
         heads = {name: pipeline.deciding.load_committed() for name, pipeline in self.opened.items()}
         fresh = sorted(name for name, head in heads.items() if head.checkpoint is None)
         if fresh:
+            have = "has" if len(fresh) == 1 else "have"
             raise ConfigError(
-                f"{', '.join(fresh)} has committed nothing yet, so there is nothing to record",
-                hint="Run it once first, or leave it out of the topology.",
+                f"{join_names(fresh)} {have} committed nothing yet, so there is nothing to record",
+                hint=f"Run it first, or leave it out of the topology: {'; '.join(self.name_command('run', fresh))}",
             )
         now = self._clock.now()
         order = Order(
@@ -607,8 +630,11 @@ class Snapshots:
         found = [one for one in self.home.list_snapshots() if one.snapshot.startswith(snapshot)]
         orders = self.home.load_orders(found) if len(found) == 1 else []
         if not orders:
-            words = "no snapshot begins" if not found else f"{len(found)} snapshots begin"
-            raise ConfigError(f"{words} with {snapshot!r}", hint="firnline topology list")
+            words = f"no snapshot begins with {snapshot!r}"
+            if found:
+                ids = join_names(sorted(one.snapshot for one in found))
+                words = f"{len(found)} snapshots begin with {snapshot!r}: {ids}"
+            raise ConfigError(words, hint="firnline topology list")
         return orders[0]
 
     def _load_kept(self) -> list[Order]:
@@ -751,6 +777,11 @@ def announce_channels(topology: Topology, opened: Mapping[str, OpenPipeline], ho
     for name, pipeline in opened.items():
         channels = {source: [with_id(one) for one in of] for source, of in topics_read_by(topology, name).items()}
         put_channels(pipeline.storage, name, home.name, home.root, channels)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: a, b and c."""
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
 
 
 def start_from_copy(copy: str) -> str:
