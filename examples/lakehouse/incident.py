@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from firnline.clock import monotonic
 
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 300.0  # without a commit
 GOOD, BAD = "function: sum, column: cents", "function: sum, column: order_id"
 Rows = list[tuple[object, ...]]
 
@@ -116,11 +116,15 @@ class Lakehouse:
         return sum(int(str(row[1])) for row in self.read("gold")) == len(self.expected("silver"))
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the tables."""
-        deadline = monotonic() + PATIENCE_SECONDS
+        """Wait for the tables, as long as some of them go on."""
+        commits, deadline = -1, 0.0
         while not (all((self.folder / "out" / name / "_delta_log").exists() for name in HELD) and is_so()):
+            found = len(list(self.folder.glob("out/*/_delta_log/*.json")))
+            if found != commits:
+                commits, deadline = found, monotonic() + PATIENCE_SECONDS
             if monotonic() > deadline:
-                raise SystemExit(f"the tables do not get there; see the logs in {self.folder}")
+                names = ", ".join(f"{name}.log" for name in HELD)
+                raise SystemExit(f"no table went on for {PATIENCE_SECONDS:.0f} s: see {names} in {self.folder}")
             time.sleep(0.2)
 
     def deploy(self, old: str, new: str) -> None:
@@ -140,6 +144,7 @@ def main(lake: Lakehouse) -> None:
     lake.deploy(BAD, GOOD)  # a former incident may have been interrupted
     files = ["bronze.yml", "silver.yml", lake.gold]
     lake.add_orders()
+    print("starting three runs; each starts Spark, which takes a minute or more", file=sys.stderr, flush=True)
     runs = {file: lake.start(file) for file in files}
     try:
         lake.wait_until(lambda: all(lake.is_right(table) for table in HELD))

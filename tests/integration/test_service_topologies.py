@@ -116,6 +116,7 @@ def test_a_snapshot_over_rest_and_its_pages(served: Served, folder: Path, browse
     text = page.text()
     assert job["result"]["id"] in text
     assert "2/2" in text
+    assert "then from its copy" not in text, "the snapshot has no copy"
     assert page.evaluate("document.querySelectorAll('svg.graph .box').length") == 2
     assert str(folder) not in text, "the folders of the machine are not for readers"
     assert not page.logged
