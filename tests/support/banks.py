@@ -10,26 +10,39 @@ import dataclasses
 import json
 import multiprocessing
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from deltalake import DeltaTable
 
+from firnline.history.topology.restore import find_entry, find_snapshot_epochs
 from firnline.history.topology.snapshot import Snapshots
-from firnline.options import FieldOptions, OperatorOptions, PipelineOptions, SchemaOptions
+from firnline.options import (
+    FieldOptions,
+    OperatorOptions,
+    PipelineOptions,
+    SchemaOptions,
+    SinkOptions,
+    SourceOptions,
+)
 from firnline.run.open_pipeline import open_pipeline
 from firnline.run.runner import Runner
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.sources.delta.options import DeltaSourceOptions
 from firnline.sources.files.options import FileSourceOptions
 from firnline.testing.local import LocalEngine
+from firnline.types import Json
 from tests.support.counters import OPERATORS
 from tests.support.operators.accounts import pass_on
-from tests.support.pipelines import pipeline_options, run_to_end
+from tests.support.pipelines import checkpoint_of, pipeline_options, run_to_end
 from tests.support.samples import make_old
 from tests.support.topologies import open_snapshots
+
+Row: TypeAlias = dict[str, Any]
+Transfers: TypeAlias = Counter[tuple[int, int, int]]  # the id, the hops and the amount of each
 
 DEPOSITS = "deposits"
 FIELDS = (FieldOptions("account", "string"), *(FieldOptions(name, "int64") for name in ("id", "amount", "hops")))
@@ -40,29 +53,52 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {  # each member, and who 
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where the members stand, in a snapshot or now: the version of each table, and the positions of each source."""
+
+    snapshot: str  # empty: now
+    versions: Mapping[str, int]
+    positions: Mapping[str, Mapping[str, Json]]
+
+
+def find_cut(snapshots: Snapshots, snapshot: str) -> Cut:
+    """The records of a completed snapshot."""
+    _, records = find_snapshot_epochs(snapshots, snapshot)
+    versions, positions = {}, {}
+    for name, epoch in records.items():
+        pipeline = snapshots.opened[name]
+        positions[name] = find_entry(pipeline, epoch).checkpoint.positions
+        versions[name] = pipeline.deciding.version_of(epoch)
+    return Cut(snapshot, versions, positions)
+
+
+@dataclass
 class RealBank:
     """The pipelines of one shape, below a folder."""
 
     folder: Path
     shape: str
     files: int = 0
+    hops: int = 8  # of a deposit, at most
+
+    @property
+    def readers(self) -> Mapping[str, tuple[str, ...]]:
+        """Each member, and who reads from it."""
+        return SHAPES[self.shape]
 
     @property
     def names(self) -> list[str]:
-        return list(SHAPES[self.shape])
+        return list(self.readers)
 
     def options(self, name: str) -> PipelineOptions:
-        readers = SHAPES[self.shape]
-        sources: list[FileSourceOptions | DeltaSourceOptions] = [
-            DeltaSourceOptions(writer, str(self.folder / writer), poll_interval_secs=0.05)
-            for writer in readers
-            if name in readers[writer]
+        sources: list[SourceOptions] = [
+            self.channel_source(writer, name) for writer in self.names if name in self.readers[writer]
         ]
         if name == "a":
             path = str(self.folder / DEPOSITS)
             sources.append(FileSourceOptions(DEPOSITS, path, poll_interval_secs=0.05, schema=SchemaOptions(FIELDS)))
-        settings = {"keys": ["account"], "me": name, "to": list(readers[name])}
+        settings = {"keys": ["account"], "me": name, "to": list(self.readers[name])}
         operator = OperatorOptions("accounts", "accounts:Accounts", tuple(one.name for one in sources), settings)
         options = pipeline_options(
             "",
@@ -70,11 +106,19 @@ class RealBank:
             name,
             sources=sources,
             operators=[operator],
-            sinks=[DeltaSinkOptions(name, str(self.folder / name), input="accounts")],
+            sinks=[DeltaSinkOptions(name, str(self.folder / name), input="accounts"), *self.channel_sinks(name)],
             max_files=1,
             shards=1,
         )
         return dataclasses.replace(options, operator_paths=(str(OPERATORS),))
+
+    def channel_source(self, writer: str, reader: str) -> SourceOptions:
+        """The source of a member that reads what another one writes; its name is that of the writer."""
+        return DeltaSourceOptions(writer, str(self.folder / writer), poll_interval_secs=0.05)
+
+    def channel_sinks(self, writer: str) -> list[SinkOptions]:
+        """What a member writes beside its table."""
+        return []
 
     def deposit(self, rows: int = 3) -> None:
         """Add a file of deposits."""
@@ -87,37 +131,32 @@ class RealBank:
         make_old(hidden)
         hidden.rename(path)
 
-    @staticmethod
-    def _rows(file: int, rows: int) -> list[dict[str, int | str]]:
+    def _rows(self, file: int, rows: int) -> list[dict[str, int | str]]:
         numbers = range(file * 100, file * 100 + rows)
-        return [{"account": f"a{n % 3}", "id": n, "amount": 100 + n % 50, "hops": 8} for n in numbers]
+        return [{"account": f"a{n % 3}", "id": n, "amount": 100 + n % 50, "hops": self.hops} for n in numbers]
 
     def open(self) -> Snapshots:
         return open_snapshots(self.folder, [self.options(name) for name in self.names])
 
     # -- what the tables say ----------------------------------------------------------------------------
 
-    def audit(self, versions: Mapping[str, int] | None = None) -> int:
-        """Check both invariants at these versions of the tables, or now; returns the total."""
-        rows = {
-            name: DeltaTable(self.folder / name, version=versions[name] if versions else None)
-            .to_pyarrow_table()
-            .to_pylist()
+    def audit(self, cut: Cut | None = None) -> int:
+        """Check both invariants at a cut, or now; returns the total."""
+        at = cut or self.find_now()
+        rows: dict[str, list[Row]] = {
+            name: DeltaTable(self.folder / name, version=at.versions[name]).to_pyarrow_table().to_pylist()
             for name in self.names
         }
         total = on_its_way = 0
-        for writer, readers in SHAPES[self.shape].items():
+        for writer, readers in self.readers.items():
             for reader in readers:
-                sent = Counter(
-                    (one["id"], one["hops"], one["amount"])
-                    for one in rows[writer]
-                    if one["account"] and one["account"].startswith(reader)
-                )
+                sent = sent_to(reader, self.channel_rows(writer, reader, rows[writer], at))
                 got = Counter(
                     (one["id"], one["hops"] + 1, one["taken"]) for one in rows[reader] if one["via"] == writer
                 )
                 assert max(sent.values(), default=1) == 1, f"{writer} sent a row to {reader} twice"
                 assert not got - sent, f"{reader} has received what {writer} has not sent: {got - sent}"
+                self.check_left(writer, reader, sent - got, at)
                 on_its_way += sum(amount for _, _, amount in sent - got)
         for name, found in rows.items():
             for owner in {one["owner"] for one in found}:
@@ -129,6 +168,18 @@ class RealBank:
         assert total + on_its_way == deposits, f"{total} in accounts and {on_its_way} on its way are not {deposits}"
         return int(deposits)
 
+    def find_now(self) -> Cut:
+        """The newest version and position of each member; nobody may run."""
+        versions = {name: DeltaTable(self.folder / name).version() for name in self.names}
+        return Cut("", versions, {name: checkpoint_of(self.options(name)).positions for name in self.names})
+
+    def channel_rows(self, writer: str, reader: str, table: list[Row], cut: Cut) -> list[Row]:
+        """All rows that a channel has carried up to a cut; `table` is what the writer's table holds there."""
+        return table
+
+    def check_left(self, writer: str, reader: str, left: Transfers, cut: Cut) -> None:
+        """Check that a channel holds these transfers for its reader, who has yet to read them."""
+
     def expected(self) -> Counter[str]:
         """The balances when everything has arrived."""
         found: Counter[str] = Counter()
@@ -136,7 +187,7 @@ class RealBank:
         while waiting:
             row = waiting.popleft()
             account, number, amount, hops = (row[field] for field in ("account", "id", "amount", "hops"))
-            to, sent = pass_on(int(number), int(amount), int(hops), list(SHAPES[self.shape][str(account)[0]]))
+            to, sent = pass_on(int(number), int(amount), int(hops), list(self.readers[str(account)[0]]))
             found[str(account)] += int(amount) - sent
             if to is not None:
                 waiting.append({"account": to, "id": number, "amount": sent, "hops": int(hops) - 1})
@@ -153,12 +204,27 @@ class RealBank:
         """Run every member, until nobody finds anything any more."""
         before: list[int] = []
         while True:
-            for name in self.names:
-                run_to_end(self.options(name))
+            self.run_each()
             now = [DeltaTable(self.folder / name).version() for name in self.names]
             if now == before:
                 return
             before = now
+
+    def run_each(self) -> None:
+        """Run every member once: each has a table then."""
+        for name in self.names:
+            self.await_input(name)
+            run_to_end(self.options(name))
+
+    def await_input(self, name: str) -> None:
+        """Wait until a member can read what was written before."""
+
+
+def sent_to(reader: str, rows: Iterable[Row]) -> Transfers:
+    """The transfers to the accounts of a member."""
+    return Counter(
+        (one["id"], one["hops"], one["amount"]) for one in rows if one["account"] and one["account"].startswith(reader)
+    )
 
 
 class Processes:
