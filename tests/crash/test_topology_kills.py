@@ -106,11 +106,13 @@ def check_taken(lake: Lake, where: str) -> None:
     assert lake.tables() == [lake.ids] * 2, where
 
 
+DELETES = ("storage.delete.before", "storage.delete.after")  # of requests, pins and holds
 ELSEWHERE = ("topology.savepoint.", "topology.range.", "topology.channels.")  # reached by savepoints, and by topics
 
 
 def test_a_snapshot_is_finished_by_the_next_command(lake: Lake) -> None:
     points = [p for p in POINTS if p.startswith("topology.") and not p.startswith((*OF_RESTORES, *ELSEWHERE))]
+    points += DELETES
     reached = kill_at_every_point(lake.start_over, take, check_taken, points=points)
     assert reached.keys() >= set(points)
 
@@ -135,7 +137,7 @@ def check_restored(lake: Lake, where: str) -> None:
 
 
 def test_a_restore_is_finished_by_the_same_command(lake: Lake) -> None:
-    points = [point for point in POINTS if point.startswith(OF_RESTORES)]
+    points = [*(point for point in POINTS if point.startswith(OF_RESTORES)), *DELETES]
     reached = kill_at_every_point(lake.start_over, restore, check_restored, points=points)
     assert reached.keys() >= set(points)
 
