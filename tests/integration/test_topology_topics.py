@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from firnline.clock import SystemClock
 from firnline.errors import RollbackRefusedError
@@ -25,8 +26,10 @@ from firnline.history.topology.restore import (
 )
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
+from firnline.sources.kafka import source
 from firnline.topology.decide import Decision, Outcome
-from firnline.topology.records import stop_asking
+from firnline.topology.records import ask, load_asked, stop_asking
+from firnline.topology.topics import load_channels
 from firnline.types import RandomIds
 from tests.support.kafka import KafkaServer
 from tests.support.pipelines import checkpoint_of
@@ -59,6 +62,75 @@ def test_a_reader_that_is_behind_ends_its_slice_at_the_cut(tmp_path: Path, kafka
     assert rows == 10
     assert set(table_ids(b.sinks[0].location)) == before
     assert settle(snapshots, order) == (Outcome.COMMIT, "")
+
+
+@pytest.mark.parametrize("is_planted", [False, True], ids=["ends first", "cuts first"])
+def test_a_marker_between_the_two_questions_of_a_reader(
+    tmp_path: Path, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """A reader asks for the ends of the topic, then for the cuts; the planted bug asks the other way round."""
+    topic = kafka.new_topic(2)
+    sample = SampleInput(tmp_path / "in")
+    a, b = topic_writer(tmp_path, kafka, topic), topic_reader(tmp_path, kafka, topic)
+    sample.add("f1.json", 5)
+    run_members(kafka, a, b)
+    snapshots = open_snapshots(tmp_path, [a, b])
+    order = snapshots.order(TIMEOUT)
+    (marker,) = load_asked(open_pipeline(a).storage, "a")
+    for one in (a, b):  # a records the snapshot later, b at the cut
+        stop_asking(open_pipeline(one).storage, one.name, order.snapshot)
+    sample.add("f2.json", 5)
+    run_members(kafka, a)
+    kafka.await_markers(topic)
+    (channel,) = load_channels(open_pipeline(b).storage, "b", "k")
+    written: list[str] = []
+    look, read = source.KafkaSource._look, source.read_channel
+
+    def write() -> None:
+        """The writer records the snapshot and goes on, between the two questions."""
+        written.append(order.snapshot)
+        ask(open_pipeline(a).storage, "a", marker)
+        sample.add("f3.json", 5)
+        run_members(kafka, a)
+        sample.add("f4.json", 5)
+        run_members(kafka, a)
+        kafka.await_markers(topic)
+
+    def look_second(self: source.KafkaSource) -> object:
+        if not written:
+            before = read(self._client, channel, kafka.bootstrap)
+            monkeypatch.setattr(source, "read_channel", lambda *_: before)
+            write()
+        return look(self)
+
+    def read_second(*words: Any) -> object:
+        if not written:
+            write()
+        return read(*words)
+
+    if is_planted:
+        monkeypatch.setattr(source.KafkaSource, "_look", look_second)
+    else:
+        monkeypatch.setattr(source, "read_channel", read_second)
+    run_members(kafka, b)
+    assert written
+    monkeypatch.undo()
+    if is_planted:
+        snapshots.settle(order)  # asks b, which has passed the cut without a record
+    run_members(kafka, b)
+    outcome, reason = settle(snapshots, order)
+    if is_planted:
+        assert outcome is Outcome.ABORT
+        assert reason.startswith("the reader is beyond the record of the writer")
+        return
+    assert (outcome, reason) == (Outcome.COMMIT, "")
+    record = checkpoint_of(b).topology[order.snapshot]["epoch"]
+    versions = open_pipeline(b).deciding
+    versions.load_committed()
+    held = DeltaTable(str(tmp_path / "b"), version=versions.version_of(record)).to_pyarrow_table(columns=["id"])
+    assert sorted(held.column("id").to_pylist()) == list(range(1, 16)), "everything up to the marker, and nothing else"
+    run_members(kafka, b)
+    assert table_ids(b.sinks[0].location) == sample.ids
 
 
 class Chain:
