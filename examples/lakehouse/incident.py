@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from firnline.clock import monotonic
 
-PATIENCE_SECONDS = 300.0  # without a commit
+PATIENCE_SECONDS = 600.0  # without a commit: several runs start Spark at once, perhaps on a busy machine
 GOOD, BAD = "function: sum, column: cents", "function: sum, column: order_id"
 Rows = list[tuple[object, ...]]
 
@@ -39,6 +39,8 @@ HELD["gold"] = "SELECT customer, orders, cents FROM held"
 class Run(Protocol):
     """A run of a pipeline."""
 
+    def has_ended(self) -> bool: ...
+
     def stop(self) -> None: ...
 
 
@@ -48,6 +50,9 @@ class ProcessRun:
     def __init__(self, folder: Path, file: str) -> None:
         log = (folder / f"{Path(file).stem}.log").open("ab")
         self._process = subprocess.Popen([sys.executable, "-m", "firnline", "run", file], cwd=folder, stderr=log)
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -115,16 +120,15 @@ class Lakehouse:
         """Whether every order has reached gold."""
         return sum(int(str(row[1])) for row in self.read("gold")) == len(self.expected("silver"))
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the tables, as long as some of them go on."""
+    def wait_until(self, is_so: Callable[[], bool], runs: Iterable[Run]) -> None:
+        """Wait for the tables, which these runs write, as long as some of them go on."""
         commits, deadline = -1, 0.0
         while not (all((self.folder / "out" / name / "_delta_log").exists() for name in HELD) and is_so()):
             found = len(list(self.folder.glob("out/*/_delta_log/*.json")))
             if found != commits:
                 commits, deadline = found, monotonic() + PATIENCE_SECONDS
-            if monotonic() > deadline:
-                names = ", ".join(f"{name}.log" for name in HELD)
-                raise SystemExit(f"no table went on for {PATIENCE_SECONDS:.0f} s: see {names} in {self.folder}")
+            if monotonic() > deadline or any(run.has_ended() for run in runs):
+                raise SystemExit(f"the tables do not get there; see the logs in {self.folder}")
             time.sleep(0.2)
 
     def deploy(self, old: str, new: str) -> None:
@@ -147,7 +151,7 @@ def main(lake: Lakehouse) -> None:
     print("starting three runs; each starts Spark, which takes a minute or more", file=sys.stderr, flush=True)
     runs = {file: lake.start(file) for file in files}
     try:
-        lake.wait_until(lambda: all(lake.is_right(table) for table in HELD))
+        lake.wait_until(lambda: all(lake.is_right(table) for table in HELD), runs.values())
         tell(lake, "1. a normal day")
 
         snapshot = json.loads(lake.firnline("topology", "snapshot", lake.topology, "--json"))
@@ -158,7 +162,7 @@ def main(lake: Lakehouse) -> None:
         lake.deploy(GOOD, BAD)
         runs[lake.gold] = lake.start(lake.gold)
         lake.add_orders()
-        lake.wait_until(lake.has_all)
+        lake.wait_until(lake.has_all, runs.values())
         tell(lake, "3. after a bad deployment of gold")
     finally:
         for run in runs.values():
@@ -173,7 +177,7 @@ def main(lake: Lakehouse) -> None:
 
     runs = {file: lake.start(file) for file in files}
     try:
-        lake.wait_until(lambda: all(lake.is_right(table) for table in HELD))
+        lake.wait_until(lambda: all(lake.is_right(table) for table in HELD), runs.values())
         tell(lake, "5. the good gold again, with the orders since")
     finally:
         for run in runs.values():

@@ -37,6 +37,9 @@ class LocalRun:
         self._stack = ExitStack()
         self._stack.enter_context(running(options))
 
+    def has_ended(self) -> bool:
+        return False
+
     def stop(self) -> None:
         self._stack.close()
 
