@@ -48,8 +48,9 @@ class ProcessRun:
     """`firnline run`, in a process of its own."""
 
     def __init__(self, folder: Path, file: str) -> None:
-        log = (folder / f"{Path(file).stem}.log").open("ab")
-        self._process = subprocess.Popen([sys.executable, "-m", "firnline", "run", file], cwd=folder, stderr=log)
+        words = [sys.executable, "-m", "firnline", "run", file]
+        with (folder / f"{Path(file).stem}.log").open("ab") as log:
+            self._process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
