@@ -27,6 +27,7 @@ from firnline.history.topology.restore import (
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import open_pipeline
 from firnline.sources.kafka import source
+from firnline.sources.kafka.channels import read_channel
 from firnline.topology.decide import Decision, Outcome
 from firnline.topology.records import ask, load_asked, stop_asking
 from firnline.topology.topics import load_channels
@@ -84,7 +85,7 @@ def test_a_marker_between_the_two_questions_of_a_reader(
     kafka.await_markers(topic)
     (channel,) = load_channels(open_pipeline(b).storage, "b", "k")
     written: list[str] = []
-    look, read = source.KafkaSource._look, source.read_channel
+    look, read = source.KafkaSource._look, read_channel
 
     def write() -> None:
         """The writer records the snapshot and goes on, between the two questions."""

@@ -111,6 +111,7 @@ class Graph:
     expires: bool = False  # a second completer may find that the time limit has passed
     restores: int = 0  # the first one to a snapshot, the second one to the beginning
     sweeps: bool = False  # floors rise and tables are vacuumed
+    in_one_step: bool = False  # an epoch is planned and committed in one step; see `_plans`
 
     def into(self, member: int) -> list[int]:
         return [number for number, (_, reader) in enumerate(self.channels) if reader == member]
@@ -284,6 +285,12 @@ class Bank:
         )
 
     def _plans(self, world: World, number: int) -> Iterator[World]:
+        """Every epoch that a member may plan.
+
+        Nobody sees a plan before its commit. Without crashes, rollbacks and restores, and with one epoch in flight, a
+        commit right after the plan leads to the same cuts as a later one: whoever must not have seen the epoch by then
+        may read less, which `_slices` offers. `in_one_step` leaves the later ones out.
+        """
         graph, member = self.graph, world.members[number]
         at = member.newest + len(member.flight) + 1
         jumps = sum(epoch.back_to >= 0 for epoch in member.epochs)
@@ -318,7 +325,10 @@ class Bank:
                         base.recorded, chosen, self.rules.record_epoch(at, member.newest), released
                     ),
                 )
-                yield self._with(world, number, flight=(*member.flight, epoch))
+                if graph.in_one_step:
+                    yield self._with(world, number, epochs=(*member.epochs, epoch))
+                else:
+                    yield self._with(world, number, flight=(*member.flight, epoch))
 
     def _slices(
         self, world: World, channel: int, index: int, position: int, recorded: Sequence[int]
