@@ -117,9 +117,9 @@ def test_every_route_asks_for_a_token_and_a_snapshot_for_the_role(folder: Path) 
         for path in ("", "/lake", "/lake/snapshots", "/lake/jobs/0"):
             assert client.get(f"{API}{path}").status_code == 401, path
             assert ask(client, path).status_code in (200, 404, 422), path
-        assert client.post(f"{API}/lake/snapshots", json={}).status_code == 401
+        assert client.post(f"{API}/lake/snapshots", json={}).status_code in (401, 403)
         assert client.post(f"{API}/lake/snapshots", json={}, headers=bearer("read")).status_code == 403
-        assert ask(client, "/lake/snapshots").json() == {"snapshots": []}
+        assert ask(client, "/lake/snapshots").json()["snapshots"] == []
         for page in ("/t", "/t/lake"):
             assert client.get(page, follow_redirects=False).status_code in (302, 303, 401), page
 
