@@ -11,8 +11,7 @@ from pathlib import Path
 from firnline.errors import ConfigError, FirnlineError
 from firnline.options import PipelineOptions
 from firnline.spec.build import build_options
-from firnline.spec.loading import FILE_NAMES, load_spec
-from firnline.spec.loading import TOPOLOGY_NAMES
+from firnline.spec.loading import FILE_NAMES, TOPOLOGY_NAMES, load_spec
 from firnline.spec.topology import is_topology
 
 MAX_PIPELINES = 10_000

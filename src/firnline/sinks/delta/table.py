@@ -459,7 +459,8 @@ def parse_interval(text: str) -> timedelta:
 
 def find_log_retention(table: Table) -> timedelta:
     """Return how long a table keeps old versions in its log; 30 days by default."""
-    return find_interval(table, "delta.logRetentionDuration") or timedelta(days=30)
+    found = find_interval(table, "delta.logRetentionDuration")
+    return found if found is not None else timedelta(days=30)
 
 
 def find_interval(table: Table, key: str) -> timedelta | None:
