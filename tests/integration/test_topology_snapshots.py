@@ -10,7 +10,9 @@ import pytest
 from deltalake import DeltaTable
 
 from firnline.errors import ConfigError, DamagedError
+from firnline.history.edits.restore import restore_savepoint
 from firnline.history.edits.rollback import Rollback
+from firnline.history.savepoints.create import create_savepoint
 from firnline.history.topology.stopped import paused_run
 from firnline.maintenance.references import References
 from firnline.maintenance.survey import Candidates, open_table, walk
@@ -307,3 +309,23 @@ def test_a_snapshot_whose_record_is_damaged_is_given_up_by_its_folder(tmp_path: 
     run_to_end(b)
     assert settle(snapshots, second) == (Outcome.COMMIT, "")
     assert checkpoint_of(a).topology[first.snapshot]["released"]
+
+
+def test_a_pipeline_that_begins_from_a_savepoint_of_a_member_holds_no_snapshots(tmp_path: Path) -> None:
+    """Those are snapshots of the member, whose topology may be far away: they would hold the new one's floor."""
+    sample, a, b = make_chain(tmp_path)
+    snapshots = open_snapshots(tmp_path, [a, b])
+    order = snapshots.order(TIMEOUT)
+    for one in (a, b):
+        run_to_end(one)
+    assert settle(snapshots, order) == (Outcome.COMMIT, "")
+    saved = tmp_path / "saved"
+    create_savepoint(open_pipeline(a), str(saved), copy=True, run="test")
+    new = replace(a, sinks=(replace(delta_table(a), table=str(tmp_path / "new")),))
+    restore_savepoint(open_pipeline(new), str(saved), "test")
+    assert checkpoint_of(new).topology == {}
+    restore_savepoint(open_pipeline(a), str(saved), "test")
+    assert list(checkpoint_of(a).topology) == [order.snapshot], "the member still holds its own"
+    sample.add("f2.json", 3)
+    run_to_end(new)
+    assert table_ids(tmp_path / "new") == sample.ids

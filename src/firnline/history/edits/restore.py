@@ -432,9 +432,11 @@ class _Restore:
         head = current.newest.checkpoint
         schema = plans[0].saved.schema
         followers = self._pipeline.options.followers  # they keep their rows
+        # Where there is no history, the pipeline is a new one: the snapshots of a topology are those of the old one.
+        base = self._base if head is not None else replace(self._base, topology={})
         checkpoint = edit_checkpoint(
             self._pipeline,
-            self._base,
+            base,
             head,
             epoch=epoch,
             generation=generation,
