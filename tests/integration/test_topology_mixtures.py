@@ -23,6 +23,7 @@ from firnline.history.topology.restore import (
     find_or_order,
     find_snapshot_epochs,
     perform_restore,
+    withdraw_restores,
 )
 from firnline.history.topology.savepoint import copy_all, create_topology_savepoint, start_from_savepoint
 from firnline.history.topology.snapshot import Snapshots
@@ -33,7 +34,7 @@ from firnline.run.open_pipeline import open_pipeline
 from firnline.sinks.delta.options import DeltaSinkOptions
 from firnline.testing.local import LocalEngine
 from firnline.topology.decide import Decision, Outcome
-from firnline.topology.records import RestoreOrder
+from firnline.topology.records import Hold, RestoreOrder, put_hold
 from firnline.types import RandomIds
 from tests.integration.test_topology_restore import Chain
 from tests.support.pipelines import make_epochs, run_once, run_to_end, run_until_epoch
@@ -127,6 +128,29 @@ def test_a_restore_that_is_interrupted_before_the_decision_holds_nobody(tmp_path
     chain.sample.add("f3.json", 3)
     chain.run()
     check_arrived(chain)
+
+
+def test_a_restore_that_was_killed_before_its_decision_is_given_up(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.sample.add("f2.json", 3)
+    chain.run()
+    home, killed = chain.snapshots.home, order_of(chain.snapshots, chain.id)
+    home.put_restore(killed)
+    for one in chain.members:
+        put_hold(open_pipeline(one).storage, one.name, Hold(killed.restore, home.name, home.root, "firnline x"))
+    chain.sample.add("f3.json", 3)
+    held = run_once(chain.members[0]).result.error
+    assert isinstance(held, FencedError)
+    assert held.hint.endswith("firnline topology withdraw FILE")
+    assert [one.restore for one in withdraw_restores(chain.snapshots)] == [killed.restore]
+    assert withdraw_restores(chain.snapshots) == []
+    chain.run()
+    check_arrived(chain)
+    home.put_restore(decided := order_of(chain.snapshots, chain.id))
+    assert home.decide_restore(decided.restore, Decision.GO, "") is Decision.GO
+    with pytest.raises(ConfigError, match="has begun, and not ended"):
+        withdraw_restores(chain.snapshots)
+    assert home.find_decision(decided.restore) == (Decision.GO, "")
 
 
 def test_a_restore_that_was_not_decided_gives_way_to_another_one(tmp_path: Path) -> None:

@@ -171,7 +171,12 @@ def test_a_hold_names_what_ends_it(tmp_path: Path) -> None:
     put_hold(open_pipeline(a).storage, "a", Hold(order.restore, home.name, home.root, order.command))
     with pytest.raises(FencedError) as caught:
         Rollback(open_pipeline(a), 1).perform("test")
-    assert caught.value.hint == "Let it finish: firnline topology restore 4f2a"
+    finish = "Let it finish: firnline topology restore 4f2a"
+    assert caught.value.hint == f"{finish}. Or give it up, while undecided: firnline topology withdraw FILE"
+    home.decide_restore(order.restore, Decision.GO, "")
+    with pytest.raises(FencedError) as caught:
+        Rollback(open_pipeline(a), 1).perform("test")
+    assert caught.value.hint == finish
     (tmp_path / "home").rename(tmp_path / "lost")
     with pytest.raises(FencedError) as caught:
         Rollback(open_pipeline(a), 1).perform("test")

@@ -90,6 +90,7 @@ app.command(topology_snapshot.list_snapshots, name="list", help_epilogue=topolog
 app.command(topology_snapshot.drop, help_epilogue=topology_snapshot.DROP_EPILOGUE)
 app.command(topology_restore.savepoint, help_epilogue=topology_restore.SAVEPOINT_EPILOGUE)
 app.command(topology_restore.restore, help_epilogue=topology_restore.RESTORE_EPILOGUE)
+app.command(topology_restore.withdraw, help_epilogue=topology_restore.WITHDRAW_EPILOGUE)
 
 
 def _show(out: Output, topology: Topology, view: TopologyView) -> None:

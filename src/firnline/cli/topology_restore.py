@@ -85,6 +85,21 @@ Examples:
   firnline topology savepoint 4f2a --path /backup/lake-before-upgrade
   firnline topology savepoint 4f2a lake/topology.yml --path s3://backup/lake
 """
+WITHDRAW_EPILOGUE = """\
+A restore that was killed before its decision has changed no row, and holds the
+members: their runs end with exit code 5. This command ends the holds. A restore
+that was decided can only be finished: repeat the command that began it.
+
+Output (JSON fields):
+  withdrawn [{restore, target}]
+
+Environment:
+  FIRNLINE__A__B      overrides the key a.b of every pipeline file
+
+Examples:
+  firnline topology withdraw
+  firnline topology withdraw lake/topology.yml --json
+"""
 RESTORE_COLUMNS = (
     Column("name", "pipeline"),
     Column("now", "epoch", right=True),
@@ -236,6 +251,20 @@ def _show_running(out: Output, snapshots: Snapshots, alive: Sequence[str]) -> No
 
     have = "has a run" if len(alive) == 1 else "have runs"
     out.sentence(f"refused while {join_names(alive)} {have}. {_way_to_stop(snapshots, alive)}")
+
+
+def withdraw(file: TopologyFile = None, *, common: Common = Common()) -> int:
+    """Give up a restore that was killed before its decision."""
+    from firnline.history.topology.restore import withdraw_restores
+
+    found = withdraw_restores(open_snapshots(file))
+    if common.json:
+        common.out.json({"withdrawn": [{"restore": one.restore, "target": one.target} for one in found]})
+    for one in found if not common.json else ():
+        common.out.sentence(f"Restore {one.restore} to {one.target} is withdrawn. No row has changed; runs may start.")
+    if not found and not common.json:
+        common.out.sentence("No restore is under way.")
+    return 0
 
 
 def _way_to_stop(snapshots: Snapshots, members: Iterable[str]) -> str:

@@ -644,7 +644,9 @@ class Hold:
         try:
             home = TopologyHome(open_storage(self.home, dict(storage_options)), self.topology)
             if home.has_restore(self.restore):
-                return f"Let it finish: {command}"
+                if home.find_decision(self.restore) is not None:
+                    return f"Let it finish: {command}"
+                return f"Let it finish: {command}. Or give it up, while undecided: firnline topology withdraw FILE"
         except (OSError, DamagedError):
             pass
         return (

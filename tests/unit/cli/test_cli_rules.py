@@ -31,6 +31,7 @@ AT_ONCE = {
     "committer": "a service; `firnline staging` shows what it would commit",
     "topology snapshot": "adds records and pins; `topology drop` deletes it",
     "topology savepoint": "adds a folder of its own, and changes no pipeline",
+    "topology withdraw": "ends the holds of a restore that has changed no row; the restore can be ordered again",
     "savepoint create": "adds a folder of its own; `savepoint dispose` deletes it",
 }
 

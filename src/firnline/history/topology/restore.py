@@ -391,6 +391,23 @@ def _withdraw_others(home: TopologyHome, order: RestoreOrder) -> None:
                 raise _name_unfinished(other)
 
 
+def withdraw_restores(snapshots: Snapshots) -> list[RestoreOrder]:
+    """Withdraw the restores that were begun and not decided, and return them. No row has changed, and none does.
+
+    Raises:
+        ConfigError: one was decided; it can only be finished.
+    """
+    withdrawn = []
+    for order in snapshots.home.load_unfinished():
+        if snapshots.home.decide_restore(order.restore, Decision.WITHDRAWN, "it was withdrawn") is Decision.GO:
+            raise _name_unfinished(order)
+        for name in order.epochs.keys() & snapshots.opened.keys():
+            with contextlib.suppress(OSError):  # a hold that is left behind is ignored
+                delete_hold(snapshots.opened[name].storage, name, order.restore)
+        withdrawn.append(order)
+    return withdrawn
+
+
 class _Performing:
     def __init__(self, snapshots: Snapshots, order: RestoreOrder, run: str, say: Callable[[str], None]) -> None:
         self._snapshots = snapshots
