@@ -233,6 +233,7 @@ CALLS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
     "saved_ledger_key": [((LAST.name,), f"ledger/{EPOCH}-{A}.json")],
     "saved_quarantine_key": [(("q.parquet",), "quarantine/q.parquet")],
     "saved_data_key": [(("main", "d=1/a.parquet"), "data/main/d=1/a.parquet")],
+    "saved_range_name": [((3, 41), "00003-00000000000000000041.parquet")],
     "saved_state_key": [((f"{EPOCH}-{A}/COMMITTED",), f"state/{EPOCH}-{A}/COMMITTED")],
     "socket_name": [((P, "/tables/orders"), "16b0a088af0d784c.sock")],
     "user_folder": [((1000,), "firnline-1000")],

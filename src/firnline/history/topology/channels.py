@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
 
 from firnline.checkpoint.ledger import LedgerEntry
 from firnline.errors import ConfigError, RollbackRefusedError, SourceError
@@ -11,7 +12,7 @@ from firnline.names import kafka_checkpoint_topic
 from firnline.options import PipelineOptions
 from firnline.run.open_pipeline import OpenPipeline
 from firnline.sinks.delta.contents import find_key
-from firnline.sinks.delta.parts.sink import DeltaPartsSink
+from firnline.sinks.delta.options import DeltaPartsOptions
 from firnline.sinks.guard import GuardedSink
 from firnline.sinks.kafka.options import KafkaSinkOptions
 from firnline.sinks.kafka.sink import KafkaSink
@@ -28,6 +29,9 @@ from firnline.sources.kafka.position import Position as KafkaPosition
 from firnline.storage import normalise
 from firnline.topology.topics import Partition, TopicChannel, is_same_topic
 from firnline.types import Json
+
+if TYPE_CHECKING:
+    from firnline.sinks.delta.parts.sink import DeltaPartsSink
 
 
 def check_channels(topology: Topology) -> None:
@@ -226,9 +230,11 @@ def find_version(pipeline: OpenPipeline, name: str, epoch: int, part: str = "") 
 
 def find_parts_sink(pipeline: OpenPipeline, name: str) -> DeltaPartsSink | None:
     """Return a sink that is Delta tables with a template; None if it is another kind."""
+    kinds = {one.name: one for one in pipeline.options.sinks}
+    if not isinstance(kinds.get(name), DeltaPartsOptions):  # the class of the sink loads the compiler
+        return None
     sink = pipeline.sink(name)
-    inner = sink.inner if isinstance(sink, GuardedSink) else sink
-    return inner if isinstance(inner, DeltaPartsSink) else None
+    return cast("DeltaPartsSink", sink.inner if isinstance(sink, GuardedSink) else sink)
 
 
 def find_parts_sinks(pipeline: OpenPipeline) -> list[DeltaPartsSink]:
