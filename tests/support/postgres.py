@@ -70,7 +70,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 [self._program("postgres"), "-D", str(self._data), "-p", str(self.port),
                  "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "fsync=on",
-                 "-c", "max_connections=60", "-c", "wal_level=logical", *options],
+                 "-c", "max_connections=200", "-c", "wal_level=logical", *options],
                 stdout=log, stderr=log, cwd="/", **_as_user(),
             )  # fmt: skip
         deadline = self._clock.monotonic() + START_SECONDS

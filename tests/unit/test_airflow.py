@@ -151,7 +151,8 @@ def test_a_killed_task_ends_its_run(airflow: Any, command: str, deaf: bool) -> N
     thread = threading.Thread(target=execute, daemon=True)
     thread.start()
     deadline = time.time() + 100
-    while not (folder / "waiting").exists() and time.time() < deadline:
+    # The process may wait before the thread that started it knows it.
+    while not ((folder / "waiting").exists() and task._process is not None) and time.time() < deadline:
         time.sleep(0.02)
     task.on_kill()
     thread.join(100)
